@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.miipher.losses import TERMS, Reduction, feature_loss, weighted
+from zoo.miipher.losses import TERMS, Reduction, feature_loss
 from zoo.miipher.nets.cleaner import Cleaner
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask
 
@@ -86,4 +86,5 @@ class AdapterTask(SingleOptimizerTask):
 
     def _compare(self, prediction: Tensor, target: Tensor, lengths: Tensor) -> dict[str, Tensor]:
         terms = feature_loss(prediction, target, self.encoder.frames(lengths), self.reduction)
-        return {"loss": weighted(terms, self.loss_weights), **terms}
+        weighted = [self.loss_weights[key] * value for key, value in terms.items()]
+        return {"loss": torch.stack(weighted).sum(), **terms}

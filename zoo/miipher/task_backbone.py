@@ -83,9 +83,8 @@ class BackboneTask(SingleOptimizerTask):
             mels["prediction"] = self._predict(clip, length).transpose(1, 2)
             for kind, audio in (("input", clip), ("target", clean)):
                 self.write_media("audio", f"clip{number}_{kind}", audio[0], self.encoder.sample_rate)
-            self.write_media(
-                "matrices", f"clip{number}_mel", {title: mel[0, :, :frames] for title, mel in mels.items()}
-            )
+            matrices = {title: mel[0, :, :frames] for title, mel in mels.items()}
+            self.write_media("matrices", f"clip{number}_mel", matrices)
 
     def on_validation_end(self) -> None:
         """Write the backbone in transformers' layout."""

@@ -137,10 +137,8 @@ class SpeechData(ZooDataModule):
         self.rir = find_data_folder("degradation.rir", degradation.rir, optional)
         self.val_root = None if is_embedded else find_data_folder("val_root", val_root, False)
         self.val_degraded = None if is_embedded else find_data_folder("val_degraded", val_degraded, False)
-        if self.val_root is not None and (self.degraded is None) != (self.val_degraded is None):
-            raise ValueError("data: val_root needs val_degraded where degraded is given, and only there")
-        if self.val_root is None and self.val_degraded is not None:
-            raise ValueError("data: val_degraded needs val_root, the clean files")
+        if (self.val_root is None or self.degraded is None) != (self.val_degraded is None):
+            raise ValueError("data: expected val_degraded where both val_root and degraded are given, and only there")
         if self.root is not None and {"clean", "degraded"} <= {path.name for path in self.root.iterdir()}:
             raise ValueError(f"data.init_args.root: {root} holds pairs: root is its folder clean, degraded its other")
         self.max_samples = int(max_seconds * SAMPLE_RATE)

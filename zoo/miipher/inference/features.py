@@ -40,11 +40,10 @@ class ChunkedEncoder(AudioInference):
     ) -> None:
         if encoder.frames(encoder.hop_samples) != 1:
             raise ValueError(
-                "the encoder's backbone does not pad, so files would lose their ends: build it with pad: true"
+                "the encoder's backbone does not pad: files would lose their ends; build it with pad: true"
             )
-        frames, overlap = (
-            round(seconds * encoder.sample_rate / encoder.hop_samples) for seconds in (chunk_seconds, overlap_seconds)
-        )
+        frame_rate = encoder.sample_rate / encoder.hop_samples
+        frames, overlap = round(chunk_seconds * frame_rate), round(overlap_seconds * frame_rate)
         if frames < MIN_FRAMES:
             raise ValueError(f"chunk_seconds {chunk_seconds} is {frames} frames, expected at least {MIN_FRAMES}")
         self.encoder = encoder
@@ -123,10 +122,8 @@ def read_encoder(path: Path) -> tuple[Any, dict[str, Any]]:
         encoder: Any = load(path).modules().get("encoder")
         if encoder is None:
             raise ValueError(f"{path} has no encoder")
-        return encoder, {
-            "checkpoint": content_digest(path if is_export(path) else find_checkpoint(path)),
-            "options": {},
-        }
+        digest = content_digest(path if is_export(path) else find_checkpoint(path))
+        return encoder, {"checkpoint": digest, "options": {}}
     spec = ((load_run_config(path).get("model") or {}).get("init_args") or {}).get("encoder")
     if spec is None:
         raise ValueError(f"{path}: no model.init_args.encoder; name a recipe of Miipher")
