@@ -40,6 +40,8 @@ CALLED = {
 
 # Questions that strangers come with; the README, which is the start page, is too short for them.
 QUESTIONS = {
+    "How do I train on my own data?": "own_data.md",
+    "How do I fine-tune?": "fine_tune.md",
     "How do I resume a run?": "terminal.md#a-run-stopped-and-resumed",
     "How much GPU memory does a recipe need?": "tuning.md#batch-sizes-zoo-find-batch",
     "What does this key of a recipe mean?": "recipes/hifigan.md",
@@ -79,10 +81,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     titles = dict(_recipe_pages())
     made = [{title.partition(":")[0]: f"recipes/{name}.md"} for name, title in titles.items()]
     parts = [{package: f"reference/{package.rpartition('.')[2]}.md"} for package in registry.PACKAGES]
-    config.nav[4:4] = [
-        {"Recipes": made},
-        {"Reference": [{"Commands": "reference/commands.md"}, {"zoo": "reference/zoo.md"}, *parts]},
-    ]
+    reference = [{"Commands": "reference/commands.md"}, {"Recipes": made}, {"zoo": "reference/zoo.md"}, *parts]
+    config.nav[4:4] = [{"Reference": reference}]
     return config
 
 

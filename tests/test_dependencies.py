@@ -1,4 +1,4 @@
-"""What pyproject.toml installs and what the sources import are the same, and an extra holds what it says."""
+"""What the sources import is what pyproject.toml installs, and an extra holds what it says."""
 
 import ast
 import importlib.metadata
@@ -18,24 +18,6 @@ from zoo.training.errors import EXTRAS
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OUTSIDE_DEV = {"lm_eval"}  # brings 25 packages; what is built for it is tested without it
 OWN_PACKAGES = {"zoo", "scripts", "tests", "toy_wing"}
-# Distribution -> who needs it, where no line of ours imports it.
-WITHOUT_IMPORT = {
-    "hatchling": "tests/test_wheel.py builds with it",
-    "ipykernel": "tests/docs/test_notebooks.py runs the notebooks with it",
-    "mike": "a plugin of mkdocs.yml, and publishes the site",
-    "mkdocs-material": "the theme of mkdocs.yml",
-    "mkdocstrings": "a plugin of mkdocs.yml",
-    "mlflow-skinny": "Lightning's MLFlowLogger imports it",
-    "mypy": "a linter",
-    "onnx": "torch.onnx.export imports it",
-    "onnxscript": "torch.onnx.export imports it",
-    "pre-commit": "runs .pre-commit-config.yaml",
-    "pytest-timeout": "`timeout` of pytest's settings",
-    "pytest-xdist": "`pytest -n 2`",
-    "ruff": "a linter",
-    "tensorboard": "Lightning's TensorBoardLogger imports it",
-    "types-pyyaml": "mypy reads it",
-}
 # Distribution that is imported and not declared -> the declared one whose interface it belongs to.
 PART_OF = {
     "antlr4-python3-runtime": "omegaconf",
@@ -117,16 +99,6 @@ def test_what_is_imported_is_installed(folder: str) -> None:
         )
 
 
-def test_what_is_installed_is_imported() -> None:
-    modules = {folder: set(imported(folder)) for folder in ("zoo", "scripts", "tests", "notebooks")}
-    for needed, folders in ((OF_USERS, ("zoo",)), (DECLARED - OF_USERS, tuple(modules))):
-        used = set().union(*(modules[folder] for folder in folders))
-        names = set().union(*(distributions().get(module, {normal(module)}) for module in used))
-        assert needed - names - set(WITHOUT_IMPORT) == set(), "pyproject.toml installs what nothing imports"
-    assert set(WITHOUT_IMPORT) <= DECLARED
-    assert set(PART_OF.values()) <= DECLARED and not set(PART_OF) & DECLARED
-
-
 def test_the_base_needs_no_extra() -> None:
     """What runs at import, outside the page, comes with the base installation."""
     for path in sorted((REPOSITORY / "zoo").rglob("*.py")):
@@ -148,9 +120,3 @@ def test_extras_and_their_modules_are_those_of_the_table() -> None:
         assert OPTIONAL[extra] <= loaded, f"{extra}: EXTRAS names no module of {OPTIONAL[extra] - loaded}"
         for module in modules:
             assert distributions()[module] & OPTIONAL[extra], f"{extra}: {module}"
-
-
-def test_developers_have_every_extra() -> None:
-    (line,) = (each for each in PROJECT["optional-dependencies"]["dev"] if each.startswith("zoo["))
-    assert set(re.findall(r"[a-z]+", line.removeprefix("zoo"))) == set(OPTIONAL) - {"dev"} - OUTSIDE_DEV
-    assert not OPTIONAL["dev"] & OF_USERS, "comes with an extra already"

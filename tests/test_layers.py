@@ -35,7 +35,7 @@ LAYERS = {
 }
 # The modules of a system by height. A module imports those below it and those of its height.
 MODULES = {
-    **dict.fromkeys("nets losses process diffusion envs aggregation answers rendering rollout".split(), 0),
+    **dict.fromkeys("nets losses process diffusion samplers envs aggregation answers rendering rollout".split(), 0),
     "data": 1,
     "options": 1,
     **dict.fromkeys(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from scripts.evidence import audiosr
 from zoo.audiosr.data.crops import ValidationGrid
-from zoo.audiosr.diffusion import DDIM, Sampler, conditional_predictor, row_noise
+from zoo.audiosr.diffusion import Sampler, row_noise
 from zoo.audiosr.evaluation.evaluate import (
     RESTORED,
     Evaluation,
@@ -24,6 +24,7 @@ from zoo.audiosr.evaluation.evaluate import (
 )
 from zoo.audiosr.inference.restore import Restorer
 from zoo.audiosr.nets.features import crop_to_multiple
+from zoo.audiosr.samplers import DDIM, conditional_predictor
 from zoo.blocks.autoencoder import posterior_mean
 from zoo.common.systems import recipe_root
 from zoo.runs.load import load
@@ -100,8 +101,7 @@ def _distances(model: Restorer, teacher: Restorer, grid: ValidationGrid, sampler
 def _latents(model: Restorer, low: Tensor, sampler: Sampler, seed: int) -> Tensor:
     """What a model makes of a clip (1, 1, T) in the scale of the net, (1, C, H, W)."""
     mel = crop_to_multiple(model.features(low), model.autoencoder.factor * model.net.unet.factor)
-    encoder = model.condition_autoencoder or model.autoencoder
-    condition = posterior_mean(encoder.encode(mel)) * model.net.latent_scale
+    condition = posterior_mean(model.autoencoder.encode(mel)) * model.net.latent_scale
     options = model.restore
     predict = conditional_predictor(
         model.net, condition, model.net.encode_clip(mel), options.guidance_scale, options.guidance_rescale

@@ -12,9 +12,9 @@ import torch
 
 from zoo.common.configs import load_yaml
 from zoo.flow.data import points
-from zoo.flow.evaluation.comparison import QUICK, Comparison
+from zoo.flow.evaluation.comparison import METRICS, Comparison
 from zoo.flow.evaluation.controls import control_sets, matching_labels
-from zoo.flow.evaluation.digits_classifier import cached_digits_classifier
+from zoo.flow.evaluation.digits_classifier import train_digits_classifier
 from zoo.flow.evaluation.metrics import chamfer
 from zoo.flow.evaluation.references import REFERENCE_SEED
 from zoo.flow.evaluation.samples import SampleSet, read_digits
@@ -84,7 +84,7 @@ def digits_of(run: Path, cache: Path | None = Path("runs/cache"), quick: bool = 
 
     Args:
         run: run folder.
-        cache: folder of trained classifiers.
+        cache: folder for features of the held-out images.
         quick: with one set of few samples.
         draws: sets of samples otherwise.
 
@@ -99,8 +99,8 @@ def digits_of(run: Path, cache: Path | None = Path("runs/cache"), quick: bool = 
     labels = matching_labels(held_out.labels, FEW_SAMPLES if quick else SAMPLES)
     if len(train) < len(labels):
         raise ValueError(f"{run}: the floor needs {len(labels)} training images, its split has {len(train)}")
-    classifier = cached_digits_classifier(train.images(), train.labels, 0, cache)
-    return Digits(Comparison(held_out, classifier, train, QUICK, cache), train, labels, 1 if quick else draws)
+    classifier = train_digits_classifier(train.images(), train.labels)
+    return Digits(Comparison(held_out, classifier, train, METRICS, cache), train, labels, 1 if quick else draws)
 
 
 def figures_of(sampler: Sampler, digits: Digits, solver: Solver, scale: float = 1.0) -> dict[str, float]:

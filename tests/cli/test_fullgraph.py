@@ -1,28 +1,22 @@
 """Every net that a recipe names compiles into one graph, whatever the sizes of its inputs."""
 
-import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.audiosr import task_parts as audiosr
 from tests.ci_llm import crowd_parts
-from tests.cli.test_recipes import FRAGMENTS, RECIPES
 from tests.compressed_ad.test_losses import histories
 from tests.miipher.parts import backbone, cleaner
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.analysis.spectral import MultiScaleMel
-from zoo.audiosr.diffusion import CosineDiffusion
-from zoo.audiosr.losses import LossTerm
 from zoo.audiosr.nets.discriminator import PatchDiscriminator
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.blocks.autoencoder import AutoencoderKL
 from zoo.ci_llm.nets.backbone import LearningBackbone
-from zoo.common.configs import load_recipe
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.envs.point_mass import PointMass
 from zoo.compressed_ad.nets.compression import EncoderCompressor, FieldDecoder, QueryCompressor, ReconstructionDecoder
@@ -190,15 +184,6 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
     ),
     "FieldDecoder": lambda: (FieldDecoder(16, 5, heads=2), lambda size: (noise(2, 3, 16), torch.arange(size))),
 }  # fmt: skip
-PARTS_OF = {
-    "EncodecFeatures": "Vocos-codes",  # transformers' own, frozen
-    "Autoencoder": "FrozenAutoencoder", "UNet": "Denoiser", "GlobalEncoder": "Denoiser",
-    "FrozenDenoiser": "Denoiser",
-    "LatentSpace": "AutoencoderKL", "Agents": "Crowd-llama", "ParallelAdapters": "Cleaner",
-    "FrozenText": "DiT-sincos",
-    "FactoredEmbedding": "InContextPolicy", "Transformer": "InContextPolicy", "QueryCompressor": "InContextPolicy",
-    "LinearEmbedding": "EncoderCompressor", "SpaceEmbedding": "BinsHead",
-}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -219,25 +204,3 @@ def test_net_is_one_graph(name: str) -> None:
             expected, results = (torch.utils._pytree.tree_leaves(call(*inputs(size))) for call in (net, compiled))
             for actual, reference in zip(results, expected, strict=True):
                 torch.testing.assert_close(actual, reference)
-
-
-def test_every_net_of_the_recipes_is_there() -> None:
-    available = {name.partition("-")[0] for name in NETS} | set(PARTS_OF)
-    for recipe in RECIPES:
-        if recipe not in FRAGMENTS:
-            assert nets(load_recipe(recipe)["model"]) <= available, recipe
-
-
-def nets(description: Any) -> set[str]:
-    """Names of the nets and front ends that a recipe's model names."""
-    results = set()
-    if isinstance(description, dict):
-        path = description.get("class_path", "")
-        if path.startswith("zoo."):
-            module, _, name = path.rpartition(".")
-            cls = getattr(importlib.import_module(module), name)
-            if issubclass(cls, nn.Module) and not issubclass(cls, (L.LightningModule, LossTerm, CosineDiffusion)):
-                results.add(name)
-        for value in description.values():
-            results |= nets(value)
-    return results

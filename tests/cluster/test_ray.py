@@ -2,7 +2,6 @@
 
 import contextlib
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -127,22 +126,6 @@ def test_lethal_file_fails_alone(cluster: RayCluster, run: Path, tmp_path: Path)
     assert len(rows) == 60 and Path(failed["source"]).stem == LETHAL
     assert "3 processes died at this file" in failed["error"]
     assert failed["error"] in driver.log.read_text(errors="replace")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
-def test_stopped_driver_ends_its_actors(cluster: RayCluster, run: Path, tmp_path: Path, number: int, code: int) -> None:
-    names = write_inputs(tmp_path, 40)
-    driver = Driver(cluster, run, tmp_path)
-    driver.wait_for_files(5)
-    driver.process.send_signal(number)
-    driver.wait(code, 30)
-    end = time.monotonic() + 30
-    while cluster.actors():
-        assert time.monotonic() < end
-        time.sleep(0.2)
-    Driver(cluster, run, tmp_path).wait(0)
-    assert_complete(tmp_path, names, repeated=2)
 
 
 @pytest.mark.slow

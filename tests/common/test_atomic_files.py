@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shutil
 import subprocess
 import sys
 
@@ -16,44 +15,6 @@ def write(path, text):
     with replace_atomically(path) as folder:
         folder.mkdir()
         (folder / "file").write_text(text)
-
-
-def count_calls(monkeypatch, fail_at=None, error=KeyboardInterrupt):
-    """Count what touches the disk, and raise at one of these calls."""
-    count = 0
-
-    def wrap(function):
-        def call(*args, **kwargs):
-            nonlocal count
-            count += 1
-            if count == fail_at:
-                raise error
-            return function(*args, **kwargs)
-
-        return call
-
-    monkeypatch.setattr(os, "replace", wrap(os.replace))
-    monkeypatch.setattr(os, "fsync", wrap(os.fsync))
-    monkeypatch.setattr(shutil, "rmtree", wrap(shutil.rmtree))
-    return lambda: count
-
-
-@pytest.mark.parametrize("step", range(1, 9))
-def test_interrupt_at_any_step_leaves_old_or_new(step, tmp_path, monkeypatch):
-    path = tmp_path / "folder"
-    write(path, "old")
-    with monkeypatch.context() as patch:
-        counted = count_calls(patch, step)
-        interrupted = False
-        try:
-            write(path, "new")
-        except KeyboardInterrupt:
-            interrupted = True
-        assert interrupted == (counted() >= step)
-    assert (path / "file").read_text() in ("old", "new")
-    write(path, "newer")
-    assert (path / "file").read_text() == "newer"
-    assert [each.name for each in tmp_path.iterdir()] == ["folder"]
 
 
 def test_files_are_synced_also_where_folders_cannot_be(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""A `python` for the blocks of the documents that is forked from one with all imports done."""
+"""A `python` and a `zoo` for the blocks of the documents, forked from a process with all imports done."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from tests.harness import REPOSITORY, SERVER
 # -I -S: it starts within milliseconds. Other commands run as usual.
 CLIENT = """#!{python} -IS
 import json, os, socket, sys
+if os.path.basename(sys.argv[0]) == "zoo":
+    sys.argv[1:1] = ["-m", "zoo"]
 if not " ".join(sys.argv[1:3]).startswith(("-m zoo", "-m scripts.", "scripts/", "-c")):
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 connection = socket.socket(socket.AF_UNIX)
@@ -31,19 +33,20 @@ with connection.makefile("rw") as stream:
 
 
 class ForkedPython:
-    """Writes the executable `python` into a folder and serves its calls until it is closed.
+    """Writes the executables `python` and `zoo` into a folder and serves their calls until it is closed.
 
     Args:
-        folder: for the executable and the socket; to be put first on the PATH.
+        folder: for the executables; to be put first on the PATH.
     """
 
     def __init__(self, folder: Path) -> None:
         self._short = tempfile.TemporaryDirectory()  # the path of a socket has 100 characters at most
         address = str(Path(self._short.name) / "python")
         folder.mkdir()
-        client = folder / "python"
-        client.write_text(CLIENT.format(python=sys.executable, address=address))
-        client.chmod(0o755)
+        for name in ("python", "zoo"):
+            client = folder / name
+            client.write_text(CLIENT.format(python=sys.executable, address=address))
+            client.chmod(0o755)
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(address)
         self._socket.listen()

@@ -42,10 +42,7 @@ STEPS = (
     Step("zoo fit flow/smoek"),
     Step("zoo fit flow/smoke --data.batch_sise 8"),
     Step("zoo fit flow/smoke --model.net zoo.flow.UNett"),
-    Step("zoo fit flow/smoke --trainer.precision bf16-mixd"),
-    Step("zoo fit flow/smoke --checkpoints.monitor val/los"),
     Step("zoo evaluate flw"),
-    Step("zoo runs --lsat 5"),
 )
 
 

@@ -1,7 +1,8 @@
 """The documents keep their word: every code block runs as it stands, every link leads somewhere.
 
 A block is run unless the line before its fence is `<!-- not run: reason -->` or `<!-- run by .ci/run -->`. The blocks
-of one document run in order in one folder, so that a later block finds the run of an earlier one.
+of one document run in order in one folder, so that a later block finds the run of an earlier one; those of an advanced
+page run after those of its manual.
 """
 
 import json
@@ -16,6 +17,7 @@ import pytest
 
 from tests.docs.forked_python import ForkedPython
 from tests.harness import REPOSITORY, environment
+from zoo.common.systems import list_systems
 
 README = REPOSITORY / "README.md"
 DOCUMENTS = [README, *sorted((REPOSITORY / "docs").rglob("*.md"))]
@@ -59,7 +61,7 @@ def blocks(document: Path) -> list[Block]:
     return results
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=title)
+@pytest.mark.parametrize("document", [each for each in DOCUMENTS if each.parent.name != "advanced"], ids=title)
 def test_blocks_run(document: Path, tmp_path: Path) -> None:
     for name in ("configs", "examples", "scripts", "tests"):
         (tmp_path / name).symlink_to(REPOSITORY / name)
@@ -67,7 +69,8 @@ def test_blocks_run(document: Path, tmp_path: Path) -> None:
     path = [str(tmp_path / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
     variables = environment(PATH=os.pathsep.join(path))
     variables.pop("ZOO_DATA", None)  # the documents speak of its default
-    for block in blocks(document):
+    pages = [each for each in (document, document.parent / "advanced" / document.name) if each.exists()]
+    for page, block in [(each, block) for each in pages for block in blocks(each)]:
         code = block.code
         if block.before == BY_CI:  # without the installation
             code = "\n".join(line for line in code.splitlines() if " -m zoo " in line).replace(".venv/bin/", "")
@@ -78,7 +81,7 @@ def test_blocks_run(document: Path, tmp_path: Path) -> None:
             [*command, code], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300
         )
         messages = f"{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
-        assert result.returncode == 0, f"{document.name}:{block.line} ended with {result.returncode}\n{messages}"
+        assert result.returncode == 0, f"{title(page)}:{block.line} ended with {result.returncode}\n{messages}"
     python.close()
 
 
@@ -150,5 +153,9 @@ def test_ci_finds_the_two_commands() -> None:
         assert section.split("```bash\n")[1].split("\n```")[0] == block.code
 
 
-def test_readme_is_short() -> None:
-    assert len(README.read_text(encoding="utf-8").splitlines()) <= 110
+def test_pages_are_short() -> None:
+    lengths = {title(page): len(page.read_text(encoding="utf-8").splitlines()) for page in DOCUMENTS}
+    assert lengths["README.md"] <= 110
+    manuals = [f"docs/{system.name}.md" for system in list_systems()]
+    assert {name: lengths[name] for name in manuals if lengths[name] > 200} == {}
+    assert sum(length for name, length in lengths.items() if name != "README.md") <= 5500

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import REPOSITORY, SMOKE, TOY_ARGS, TOY_RECIPE, fingerprint, forked, good, newest, record, zoo
+from tests.harness import REPOSITORY, SMOKE, TOY_ARGS, TOY_RECIPE, fingerprint, forked, good, newest, record
 
 KILL = "--trainer.callbacks+=toy_wing.faults.KillAt"
 STEP = "--trainer.callbacks.step={}"
@@ -71,12 +71,11 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
 def killed_and_resumed(system: str, step: int, workers: int, folder: Path, *options: str) -> Path:
     run = folder / "killed"
     root = f"--trainer.default_root_dir={run}"
-    run_zoo = zoo if system == "toy" and workers else forked  # its own imports, or those of the server of forks
-    killed = run_zoo("fit", *arguments(system, workers), KILL, STEP.format(step), *options, root, cwd=folder)
+    killed = forked("fit", *arguments(system, workers), KILL, STEP.format(step), *options, root, cwd=folder)
     assert killed.returncode == -9, killed.stderr[-3000:]
     saved = newest(run)
     assert int(saved.stem.split("_")[1]) == (step - 1) // 5 * 5  # a validation comes before the save
-    resumed = good(run_zoo("fit", *arguments(system, workers), "--ckpt_path=last", root, cwd=folder))
+    resumed = good(forked("fit", *arguments(system, workers), "--ckpt_path=last", root, cwd=folder))
     assert "resumed from" in resumed.stderr
     return run
 

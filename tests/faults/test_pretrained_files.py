@@ -157,19 +157,14 @@ def one_line(error: BaseException) -> str:
     return text
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("kind", BUILD)
-def test_config_of_a_recipe_is_refused(kind: str, name: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        BUILD[kind]({**CONFIGS[kind], **SETTINGS[name]})
-    one_line(caught.value)
-
-
 @pytest.mark.parametrize("kind", LOAD)
-def test_settings_of_a_folder_are_refused(kind: str, tmp_path: Path, traps: Path) -> None:
+def test_settings_of_a_recipe_and_of_a_folder_are_refused(kind: str, tmp_path: Path, traps: Path) -> None:
     folder = folder_of(kind, tmp_path)
     sound = (folder / "config.json").read_text()
     for name, settings in SETTINGS.items():
+        with pytest.raises(ValueError) as caught:
+            BUILD[kind]({**CONFIGS[kind], **settings})
+        one_line(caught.value)
         (folder / "config.json").write_text(json.dumps({**json.loads(sound), **settings}))
         with pytest.raises((ValueError, FileNotFoundError)) as caught:
             LOAD[kind](str(folder))
@@ -205,18 +200,14 @@ def test_unknown_type_with_code_is_refused_without_a_question(tmp_path: Path, tr
 @pytest.mark.parametrize("load", [
     lambda folder: PretrainedTokenizer(folder).build(),
     lambda folder: EncodecFeatures(folder),
+    lambda folder: EncodecFeatures(config={**ENCODEC, "attn_implementation": KERNEL}),
     lambda folder: SpeakerSimilarity(folder).load(),
-], ids=["tokenizer", "encodec", "speaker"])  # fmt: skip
+], ids=["tokenizer", "encodec", "encodec of a recipe", "speaker"])  # fmt: skip
 def test_every_other_loader_checks_first(load: Callable[[str], Any], tmp_path: Path, traps: Path) -> None:
     folder = folder_of("text", tmp_path)
     put(folder, {"config.json": {"attn_implementation": KERNEL}}, traps)
     with pytest.raises((ValueError, FileNotFoundError), match="attn_implementation"):
         load(str(folder))
-
-
-def test_encodec_is_built_as_encodec_alone() -> None:
-    with pytest.raises(ValueError, match="attn_implementation"):
-        EncodecFeatures(config={**ENCODEC, "attn_implementation": KERNEL})
 
 
 # Values of adapter_config.json that peft itself would import, download or open; here the file is read without peft.

@@ -18,21 +18,6 @@ def test_grid_lays_images_out_by_rows() -> None:
     assert rendering.image_grid(images)[..., 0].tolist() == [[1, 2, 3], [4, 5, 0]]
 
 
-def test_small_pictures_are_enlarged_by_a_whole_factor() -> None:
-    small = np.arange(6, dtype=np.uint8).reshape(2, 3, 1)
-    large = rendering.enlarge(small, least=10)
-    assert large.shape == (6, 9, 1)
-    assert np.array_equal(large[::3, ::3], small)
-    assert np.array_equal(rendering.enlarge(large, least=5), large)
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_png_comes_back(tmp_path: Path, channels: int) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (4, 6, channels), dtype=np.uint8)
-    rendering.write_png(tmp_path / "a.png", pixels)
-    assert np.array_equal(np.array(Image.open(tmp_path / "a.png")).reshape(4, 6, channels), pixels)
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 def test_gif_has_all_frames_and_rests_on_the_last(tmp_path: Path, channels: int) -> None:
     pictures = np.zeros((5, 8, 8, channels), dtype=np.uint8)
@@ -49,13 +34,6 @@ def test_gif_has_all_frames_and_rests_on_the_last(tmp_path: Path, channels: int)
             result = np.array(animation.convert("RGB" if channels == 3 else "L")).reshape(8, 8, channels)
             assert np.array_equal(result, pictures[number])
     assert durations == [30, 30, 30, 30, 1500]
-
-
-def test_frames_of_images_are_grids() -> None:
-    states = torch.stack([torch.full((3, 1, 2, 2), -1.0), torch.full((3, 1, 2, 2), 1.0)])
-    frames = rendering.frames(states)
-    assert frames.shape == (2, 240, 240, 1)
-    assert (frames[0].max(), frames[1, :120].min(), frames[1, 120:, 120:].max()) == (0, 255, 0)
 
 
 def test_what_cannot_be_drawn_is_named() -> None:

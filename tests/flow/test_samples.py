@@ -119,12 +119,3 @@ def test_pairs_of_reflow(tmp_path: Path) -> None:
     make_pairs(teacher.inference(), tmp_path / "pairs", GenerationRequest(40))
     data = PairData(str(tmp_path / "pairs"), 16, 0.1)
     assert fit(images(), data, tmp_path / "images", 1) == [["val_animation.gif", *PICTURES]]
-
-
-def test_other_samples_are_not_drawn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    net = ToyNet(5, (4,))
-    task = FlowTask(net, ConditionalOT(), UniformTimes(), adam, label_drop=0.0)
-    make_pairs(task.inference(), tmp_path / "pairs", GenerationRequest(40))
-    data = PairData(str(tmp_path / "pairs"), 16)
-    assert fit(task, data, tmp_path / "run", 1) == []
-    assert "no samples" not in caplog.text

@@ -4,10 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from zoo.flow.data.datamodule import ImageData
-from zoo.flow.nets.unet import UNet
 from zoo.flow.nets.velocity import VelocityNet
-from zoo.flow.process.coupling import WithinClassTransport
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.paths import ConditionalOT
 from zoo.flow.process.time_samplers import UniformTimes
@@ -87,28 +84,6 @@ def test_evaluation_is_deterministic_over_a_grid_of_times() -> None:
     _, t, label = task.net.calls[0]
     torch.testing.assert_close(t, ((torch.arange(10) + 0.5) / 10).repeat(2))
     assert label.tolist() == [1] * 10 + [2] * 10
-
-
-def test_coupling_lowers_the_distance() -> None:
-    plain, coupled = build(Spy()), build(Spy(), coupling=WithinClassTransport())
-    batch = make(60)
-    assert coupled.training_step(batch, 0) < plain.training_step(batch, 0)
-
-
-def test_a_small_unet_learns_a_batch_by_heart() -> None:
-    torch.manual_seed(0)
-    data = ImageData(image_resolution=8, channels=1, batch_size=16, max_per_class=20)
-    data.setup("fit")
-    task = build(UNet(8, 1, 16, (1, 2), (), 1, 0.0, 10))
-    optimizer, batch = task.configure_optimizers(), next(iter(data.train_dataloader()))
-    losses = []
-    for _ in range(40):
-        loss = task.training_step(batch, 0)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.6 * losses[0]
 
 
 def test_what_contradicts_itself_is_named() -> None:

@@ -81,14 +81,12 @@ def other_draw(seed: int) -> torch.Tensor:
     return torch.full((8,), 2.0 + seed)
 
 
-def test_fingerprint_covers_names_and_values_and_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fingerprint_covers_names_and_values() -> None:
     one, same, other = Scale(**HERE), Scale(**HERE), Scale(config={"seed": 4})
     assert one.fingerprint() == same.fingerprint() != other.fingerprint()
     half = Scale(**HERE)
     half.weight.data = half.weight.data.half()
     assert half.fingerprint() != one.fingerprint()
-    monkeypatch.setattr(torch.Tensor, "cpu", None)
-    assert one.fingerprint() == same.fingerprint()
 
 
 def test_strict_loading_passes_without_the_frozen_tensors() -> None:
@@ -259,15 +257,6 @@ def test_hub_weights_are_neither_copied_nor_exported(tmp_path: Path, monkeypatch
     assert main(["export", str(run), str(tmp_path / "export"), *TOY_ARGS]) == 0
     assert not (run / "frozen").exists() and not (tmp_path / "export" / "frozen").exists()
     np.testing.assert_array_equal(loaded(tmp_path / "export"), loaded(run))
-
-
-def test_inspect_shows_the_record(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sha = Scale(**HERE).fingerprint()[:16]
-    assert main(["inspect", str(run), *TOY_ARGS]) == 0
-    assert f"weights built here (sha256 {sha})\n" in capsys.readouterr().out
-    shutil.rmtree(run / "frozen")
-    assert main(["inspect", str(run), *TOY_ARGS]) == 0
-    assert f"its copy frozen/{sha} is MISSING" in capsys.readouterr().out
 
 
 def test_one_module_under_two_names_is_left_out_under_both() -> None:

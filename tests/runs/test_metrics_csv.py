@@ -1,10 +1,5 @@
 from __future__ import annotations
 
-import errno
-import io
-import logging
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -77,27 +72,3 @@ def test_trim_keeps_rows_without_step_and_drops_unused_columns(tmp_path):
     logger.log_metrics({"b": 3.0}, step=2)
     logger.trim(1)
     assert logger.path.read_text() == "step,epoch,a\n1,,1.0\n,,2.0\n"
-
-
-def test_full_disk_loses_no_row_and_leaves_no_torn_line(tmp_path, caplog):
-    logger = MetricsCSV(tmp_path)
-    logger.log_metrics({"a": 1.0}, step=0)
-
-    class FullDisk(io.FileIO):
-        def write(self, data):
-            super().write(bytes(data)[:2])
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    write = Path.open
-    with caplog.at_level(logging.WARNING), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "open", lambda self, mode="r", *rest, **names: (
-            FullDisk(self, "a") if mode == "ab" else write(self, mode, *rest, **names)
-        ))  # fmt: skip
-        patch.setattr(
-            "zoo.runs.metrics_csv.write_atomic", lambda path, write: FullDisk(tmp_path / "aside", "w").write(b"")
-        )
-        logger.log_metrics({"a": 2.0}, step=1)
-        logger.log_metrics({"b": 3.0}, step=2)
-    assert [record.message.count("the disk is full") for record in caplog.records] == [1]
-    logger.finalize("success")
-    assert logger.path.read_text() == "step,epoch,a,b\n0,,1.0,\n1,,2.0,\n2,,,3.0\n"

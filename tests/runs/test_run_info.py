@@ -96,27 +96,11 @@ def test_runs_are_found_by_the_end_of_their_name(tmp_path):
         run_info.find_run("x", tmp_path / "nothing")
 
 
-def test_flat_keys():
-    flat = run_info.flatten_config({"a": {"b": [1, 2], "c": None}, "d": [{"e": 1}, "f"], "g": {}})
-    assert flat == {"a.b": "[1, 2]", "a.c": "null", "d.0.e": 1, "d.1": "f", "g": "{}"}
-
-
 def test_curves_survive_a_torn_row_and_foreign_text(tmp_path):
     (tmp_path / "metrics.csv").write_text("step,train/loss,val/<b>\n0,2.0,\n1,nan,3\n2,1.0,\n3,0.")
     curves = run_info.read_curves(tmp_path / "metrics.csv")
     assert curves == {"train/loss": [(0, 2), (2, 1), (3, 0)], "val/<b>": [(1, 3)]}
     assert run_info.read_curves(tmp_path / "none.csv") == {}
-
-
-def test_losses_come_first():
-    keys = ["train/loss", "train/lr_adam", "train/grad_norm", "val/loss", "epoch"]
-    assert run_info.select_loss_metrics(keys) == ["train/loss", "val/loss"]
-    assert run_info.select_loss_metrics(["train/d/mpd", "train/data_wait", "val/mel"]) == ["train/d/mpd", "val/mel"]
-
-
-def test_tail_shows_a_bar_once(tmp_path):
-    (tmp_path / "console.log").write_bytes(b"start\n 1%\r 50%\r100%\r\n\nzoo: error: x\n")
-    assert run_info.tail_lines(tmp_path / "console.log") == "start\n100%\nzoo: error: x"
 
 
 def test_time_leaves_the_pause_before_a_resume_out(tmp_path):

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, get_args
 import torch
 from torch import Tensor, nn
 
-from zoo.audiosr.diffusion import CosineDiffusion, DPMSolver, Sampler, row_noise
+from zoo.audiosr.diffusion import CosineDiffusion, Sampler, row_noise
 from zoo.audiosr.losses import (
     DiffusionTerm,
     Objective,
@@ -38,7 +38,6 @@ Batch = dict[str, Any]
 Mode = Literal["full", "global_encoder", "unet_only"]
 
 VALIDATION_TIMES = 8
-VALIDATION_STEPS = 8  # of the sampler, where the recipe names none
 _ENCODER = "global_encoder"
 _NO_EPOCH = -1  # in the seeds of validation
 
@@ -66,7 +65,7 @@ class ValidationOptions:
 
     Args:
         restore_items: number of clips.
-        sampler: for them; 8 steps of DPM-Solver++ when null.
+        sampler: for them, such as one with fewer steps; that of `restore` when null.
     """
 
     restore_items: int = 3
@@ -119,7 +118,6 @@ def check_components(
     autoencoder: FrozenAutoencoder,
     features: MelFeatures,
     vocoder: FrozenVocoder | None,
-    condition_autoencoder: FrozenAutoencoder | None,
 ) -> None:
     """Compare the sizes of a diffusion's components; ValueError where they do not fit."""
     latents = autoencoder.latent_channels
@@ -130,13 +128,6 @@ def check_components(
             f"the UNet has in_channels {channels[0]} and out_channels {channels[1]}; expected {2 * latents} and "
             f"{latents}, as the autoencoder has {latents} latent channels"
         )
-    if condition_autoencoder is not None:
-        sizes = [(each.latent_channels, each.factor) for each in (autoencoder, condition_autoencoder)]
-        if sizes[0] != sizes[1]:
-            raise ValueError(
-                f"autoencoder and condition_autoencoder must have equal latent channels and factors, found {sizes[0]} "
-                f"and {sizes[1]}"
-            )
     factor = autoencoder.factor * net.unet.factor
     if features.n_mels % factor:
         raise ValueError(
@@ -165,13 +156,11 @@ class DiffusionTask(SingleOptimizerTask):
 
     Args:
         net: UNet and, if there is one, global encoder.
-        autoencoder: frozen; one instance for targets and conditions, unless there is a `condition_autoencoder`.
+        autoencoder: frozen; one instance for targets and conditions.
         features: audio to log-mels, equal to those of the autoencoder and the vocoder.
         diffusion: steps, noise schedule and what the net predicts.
         losses: terms by name, such as `latent`, `mel`, `stft`.
         vocoder: frozen, for sound in validation, losses on sound, and inference; null trains without.
-        condition_autoencoder: frozen; encodes the conditions where they were trained with another autoencoder than the
-            targets, as in some of ProjectLily's files; null takes `autoencoder`.
         latent_scale: factor on latents; "auto" is 1 / standard deviation of those of the first batch, over all ranks,
             and is saved with the weights; loaded weights keep theirs.
         condition: what the net is conditioned on.
@@ -186,7 +175,7 @@ class DiffusionTask(SingleOptimizerTask):
     """
 
     inference_class = "zoo.audiosr.Restorer"
-    inference_modules = ("net", "autoencoder", "vocoder", "features", "diffusion", "condition_autoencoder")
+    inference_modules = ("net", "autoencoder", "vocoder", "features", "diffusion")
     fsdp_excluded_modules = ("autoencoder", "vocoder")  # decode the items of early diffusion steps alone
     restore: RestoreOptions
 
@@ -200,7 +189,6 @@ class DiffusionTask(SingleOptimizerTask):
         optimizer: OptimizerCallable,
         *,
         vocoder: FrozenVocoder | None = None,
-        condition_autoencoder: FrozenAutoencoder | None = None,
         latent_scale: Literal["auto"] | float = "auto",
         condition: ConditionOptions = DEFAULT_CONDITION,
         trains: Mode | list[str] = "full",
@@ -211,10 +199,9 @@ class DiffusionTask(SingleOptimizerTask):
         **kwargs: Any,
     ) -> None:
         super().__init__(optimizer, **kwargs)
-        check_components(net, autoencoder, features, vocoder, condition_autoencoder)
+        check_components(net, autoencoder, features, vocoder)
         self.net = net
         self.autoencoder = autoencoder
-        self.condition_autoencoder = condition_autoencoder
         self.features = features
         self.diffusion = diffusion
         self.vocoder = vocoder
@@ -226,7 +213,7 @@ class DiffusionTask(SingleOptimizerTask):
         self.parallel = parallel
         self.store_options(locals())
         self.restore_items = validation.restore_items
-        self.validation_sampler = validation.sampler or DPMSolver(VALIDATION_STEPS)
+        self.validation_sampler = validation.sampler or restore.sampler
         self.compile_options = compile_options
         for group, size in train_only(net, trains).items():
             log.info("trains: %s (%d weights)", group, size)
@@ -354,7 +341,7 @@ class DiffusionTask(SingleOptimizerTask):
     @torch.no_grad()
     def _condition(self, low: Tensor) -> Tensor:
         """Latents of the inputs' log-mels in the autoencoder's scale."""
-        return posterior_mean((self.condition_autoencoder or self.autoencoder).encode(low).float())
+        return posterior_mean(self._moments(low))
 
     def _full_audio(self, high: Tensor, low: Tensor) -> Tensor | None:
         """Input of the global encoder."""

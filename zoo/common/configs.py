@@ -162,11 +162,11 @@ def _is_same_class(old: str, new: str) -> bool:
 
 
 def load_run_config(path: Path, from_run: bool = False) -> dict[str, Any]:
-    """Read a config and resolve its interpolations; `from_run` where the user did not name it: check its paths."""
+    """Read a recipe by name or file and resolve its interpolations; `from_run` checks a run's own paths."""
     from omegaconf import OmegaConf  # only now: help does not wait for it
     from omegaconf.errors import OmegaConfBaseException
 
-    content = read_mapping(path) if from_run else load_recipe(path)
+    content = read_mapping(path) if from_run else load_recipe(recipe_paths().get(str(path), path))
     restrict_resolvers()
     try:
         config: Any = OmegaConf.to_container(OmegaConf.create(content), resolve=True)

@@ -7,7 +7,7 @@ COMMANDS = {
     ),
     "compare-samplers": (
         "zoo.flow.evaluation.solver_tables:compare_solvers",
-        "Compare solvers and guidance scales by quality at equal numbers of net calls (NFE): tables, JSON and plots.",
+        "Compare solvers and guidance scales by quality at equal numbers of net calls (NFE): tables and JSON.",
     ),
     "make-pairs": (
         "zoo.flow.inference.pairs:write_pairs",

@@ -92,7 +92,9 @@ def build_components(description: Mapping[str, Any], folder: Path) -> dict[str, 
 
     `folder` holds copies of frozen modules. ValueError where their weights are not those of training.
     """
+    slots = registry.constructor_annotations(registry.get_class(description["inference"], Inference))
     specs, records = copy.deepcopy(description["components"]), description.get("frozen", {})
+    specs = {name: spec for name, spec in specs.items() if spec is not None or name in slots}  # null: since removed
     copies = frozen.use_local_copies(specs, records, folder)
     components = {name: build_component({**description, "components": specs}, name) for name in specs}
     modules = frozen.frozen_modules({name: each for name, each in components.items() if isinstance(each, nn.Module)})

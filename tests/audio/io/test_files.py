@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from zoo.audio.io import files
 
 RATE = 22050
-LOSSY = {"ogg": "VORBIS", "opus": "OPUS", "mp3": "MPEG_LAYER_III"}
 
 
 def tone(samples=RATE, frequency=220.0, rate=RATE):

@@ -12,37 +12,19 @@ from zoo.audiosr.convert import convert_config
 from zoo.common.build import build
 
 TRAIN = {
-    "batch_size": 2,
-    "num_workers": 3,
-    "epochs": 60,
-    "warmup_steps": 20,
-    "ema_decay": 0.99,
-    "gradient_accumulation_steps": 4,
-    "save_interval_steps": 5,
-    "log_interval": 3,
-    "valid_interval_steps": 7,
-    "weight_decay": "1e-3",
-    "use_mixed_precision": True,
-    "amp_init_scale": 1024.0,
-    "use_torch_compile": True,
-    "compile_mode": "max-autotune",
-    "compile_fullgraph": True,
-    "use_gradient_checkpointing": True,
-    "preload_data_to_ram": True,
-    "explosion_threshold": 5.0,
-    "early_stopping": True,
-    "patience": 30,
-    "use_jit_compile": True,
-    "mel_loss_weight": 1.0,
-    "strange": 1,
-}
+    "batch_size": 2, "num_workers": 3, "epochs": 60, "warmup_steps": 20, "ema_decay": 0.99,
+    "gradient_accumulation_steps": 4, "save_interval_steps": 5, "log_interval": 3, "valid_interval_steps": 7,
+    "weight_decay": "1e-3", "use_mixed_precision": True, "amp_init_scale": 1024.0, "use_torch_compile": True,
+    "compile_mode": "max-autotune", "compile_fullgraph": True, "use_gradient_checkpointing": True,
+    "preload_data_to_ram": True, "explosion_threshold": 5.0, "early_stopping": True, "patience": 30,
+    "use_jit_compile": True, "mel_loss_weight": 1.0, "strange": 1,
+}  # fmt: skip
 
 
 def written_files(folder: Path, layout: str, **train: object) -> Path:
     values = config(layout, **train)
     values["data"]["dataset_root"] = str(folder / "data")
     values["experiment"] = {"seed": 7, "out_dir": "out"}
-    values["inference"] = {"sampler": "ddim", "sample_steps": 5, "chunk_seconds": 4.0, "chunk_hop_seconds": 3.0}
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(values))
     return path
@@ -79,7 +61,7 @@ def test_all_that_the_window_wrote(tmp_path: Path) -> None:
     assert model["scheduler"]["init_args"]["warmup_steps"] == 20
     assert model["compile"] and model["compile_options"] == {"mode": "max-autotune", "fullgraph": True}
     assert model["net"]["init_args"]["unet"]["init_args"]["checkpointing"]
-    assert (model["parallel"], model["restore"]["overlap_seconds"], model["restore"]["seed"]) == ("dp", 1.0, 7)
+    assert (model["parallel"], model["restore"]["seed"]) == ("dp", 7)
     assert (data["cache_mode"], data["batch_size"], data["num_workers"]) == ("ram", 2, 3)
     assert {line.partition(":")[0] for line in unmapped} == {
         "train.no pretrained_path",
@@ -108,20 +90,12 @@ def test_the_nets_that_it_names(tmp_path: Path, layout: str) -> None:
 
 def test_weights_to_start_from(tmp_path: Path) -> None:
     (tmp_path / "step_1.pt").touch()
-    start = {"pretrained_path": str(tmp_path / "step_1.pt"), "key_filter_contains": "first_stage_model."}
-    names = ["model.diffusion_model.global_encoder.", "input_blocks", "norm"]
-    recipe, unmapped = convert_config(written_files(tmp_path, "modelV1", **start, freeze_substrings=names))
+    start = {"pretrained_path": str(tmp_path / "step_1.pt"), "freeze_substrings": ["input_blocks"]}
+    recipe, unmapped = convert_config(written_files(tmp_path, "modelV1", **start))
     assert recipe["init_from"] == start["pretrained_path"]
-    left = ["time_embed", "middle_block", "output_blocks", "out", "global_fusion"]
-    assert recipe["model"]["init_args"]["trains"] == left
-    assert any(line.startswith("train.key_filter_contains") for line in unmapped)
-    assert any("'norm' names no" in line for line in unmapped)
-    recipe, unmapped = convert_config(
-        written_files(tmp_path, "modelV1", pretrained_path="gone.pt", freeze_substrings=names)
-    )
-    assert "init_from" not in recipe
-    assert "trains" not in recipe["model"]["init_args"]  # unfreeze_if_no_pretrained
-    assert "no file at gone.pt" in unmapped[1]
+    assert any(line.startswith("train.freeze_substrings: ") for line in unmapped)
+    recipe, unmapped = convert_config(written_files(tmp_path, "modelV1", pretrained_path="gone.pt"))
+    assert "init_from" not in recipe and "no file at gone.pt" in unmapped[1]
 
 
 def test_refusals(tmp_path: Path) -> None:

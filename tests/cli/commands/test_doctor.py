@@ -1,4 +1,3 @@
-import importlib.metadata
 import types
 
 import pytest
@@ -13,16 +12,6 @@ def test_machine_is_reported(tmp_path, capsys):
     for subject in ("python", "torchaudio", "lightning", "cpu", "libsndfile", "extra [export]", "distributed", "disk"):
         assert subject in out
     assert "FAILED" not in out
-
-
-def test_versions_must_match(monkeypatch, tmp_path):
-    versions = {name: "1.0" for name in doctor.VERSIONS} | {"torch": "2.11.0", "torchaudio": "2.10.1"}
-    monkeypatch.setattr(importlib.metadata, "version", versions.__getitem__)
-    checks = {check.subject: check for check in doctor.check_versions()}
-    assert checks["torchaudio"].status == "FAILED" and "torch is 2.11" in checks["torchaudio"].detail
-    assert doctor.main(root=tmp_path) == 1
-    versions["torchaudio"] = "2.11.4+cpu"
-    assert {check.status for check in doctor.check_versions()} == {"ok"}
 
 
 def machine(root):

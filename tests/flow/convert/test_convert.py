@@ -108,16 +108,6 @@ def test_checkpoint_there_and_back(tmp_path, net):
     assert not is_original(tmp_path / "ours.ckpt")
 
 
-def test_averaged_weights_are_what_goes_back(tmp_path, net):
-    to_original(net, tmp_path / "a.pt")
-    convert(tmp_path / "a.pt", tmp_path / "ours.ckpt")
-    checkpoint = load_checkpoint(tmp_path / "ours.ckpt")
-    checkpoint["ema"] = {"shadow": {"net.head.bias": torch.ones(32)}, "updates": 5}
-    torch.save(checkpoint, tmp_path / "ema.ckpt")
-    assert convert(tmp_path / "ema.ckpt", tmp_path / "back.pt")["notes"] == ["averaged (EMA) weights"]
-    assert torch.equal(from_original(tmp_path / "back.pt").head.bias, torch.ones(32))
-
-
 def test_export_and_what_was_assumed(tmp_path, net):
     torch.save(state_of(net, "module.network."), tmp_path / "last.ckpt")
     facts = convert(tmp_path / "last.ckpt", tmp_path / "export")
@@ -169,12 +159,6 @@ def test_unknown_files_are_no_originals(tmp_path: Path, content):
     assert not is_original(tmp_path / "absent.pt") and not is_original(tmp_path)
     with pytest.raises(ValueError, match=r"strange\.pt"):
         describe(tmp_path / "strange.pt")
-
-
-def test_only_flow_checkpoints_go_back(tmp_path):
-    torch.save({"state_dict": {}, "zoo": {"format": 2, "inference": "zoo.hifigan.Vocoder"}}, tmp_path / "other.ckpt")
-    with pytest.raises(ValueError, match=r"expected a checkpoint for zoo\.flow"):
-        convert(tmp_path / "other.ckpt", tmp_path / "a.pt")
 
 
 def test_training_flags_become_a_recipe(tmp_path):
@@ -278,13 +262,3 @@ def test_the_recipe_has_the_defaults_of_the_flags() -> None:
         for key in option.split("."):
             section = section[key]
         assert section == value, option
-
-
-def test_micro_batches_become_updates() -> None:
-    counts = {"train_num_steps": 1001, "log_interval": 100, "sample_log_interval": 500, "warmup_steps": 8}
-    result = options({"gradient_accumulation_steps": 4, **counts}, "config.json")
-    assert result["trainer.max_steps"] == 251 and result["trainer.log_every_n_steps"] == 25
-    assert result["trainer.val_check_interval"] == 500  # Lightning counts batches here
-    assert result["checkpoints.every_n_steps"] == 125
-    assert result["model.init_args.scheduler.init_args.warmup_steps"] == 7
-    assert options({"gradient_accumulation_steps": 2}, "config.json")["trainer.max_steps"] == 50000

@@ -47,16 +47,6 @@ def test_digits_are_scaled_labelled_and_split() -> None:
     assert not set(data.train_set.indices) & set(data.val_set.indices)
 
 
-def test_a_seed_gives_a_fresh_stratified_split() -> None:
-    splits = [digits(split_seed=seed, val_every=4).val_set for seed in (None, 0, 1, 1)]
-    assert splits[2].indices == splits[3].indices
-    assert len({tuple(split.indices) for split in splits}) == 3
-    for split in splits:
-        assert split.labels.bincount().tolist() == [0] + [5] * 10
-    fresh = digits(split_seed=0, val_every=4)
-    assert sorted(fresh.train_set.indices + fresh.val_set.indices) == list(range(200))
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_hold_tensors_and_plain_seeds(workers: int) -> None:
     data = digits(num_workers=workers, batch_size=20)

@@ -41,13 +41,6 @@ def test_files_are_decoded_resized_and_scaled(tmp_path: Path) -> None:
     assert torch.equal(pickle.loads(pickle.dumps(read))([2, 0]), images)
 
 
-@pytest.mark.parametrize("mode", ["L", "LA", "P", "1", "RGBA", "CMYK"])
-def test_other_modes_are_converted(tmp_path: Path, mode: str) -> None:
-    path = tmp_path / ("a.tif" if mode == "CMYK" else "a.png")
-    Image.new("L", (8, 8), 255).convert(mode).save(path)
-    assert FileImages(tmp_path, [path]).pixels(0, Framing(8, 3)).shape == (8, 8, 3)
-
-
 def test_broken_images_are_named_together_and_nothing_misplaced(tmp_path: Path) -> None:
     files = pictures(tmp_path, 6)
     files.paths[1].write_bytes(b"no image")

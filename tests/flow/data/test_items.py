@@ -46,18 +46,6 @@ def test_keys_decide_everything_random() -> None:
     assert not torch.equal(items[0, 3]["x0"], build(seed=6)[0, 3]["x0"])
 
 
-@pytest.mark.parametrize("pooled", [None, PooledTransport(pool=16)])
-def test_a_batch_is_its_items(pooled: PooledTransport | None) -> None:
-    items = build(flips=True, pooled=pooled)
-    keys = [(4, 9), (4, 0), (4, 59)]
-    batch = items.__getitems__(keys)
-    assert batch["label"].dtype == torch.int64
-    for i, key in enumerate(keys):
-        item = items[key]
-        assert torch.equal(batch["x1"][i], item["x1"]) and torch.equal(batch["x0"][i], item["x0"])
-        assert (int(batch["label"][i]), batch["seeds"][i]) == (item["label"], item["seed"])
-
-
 def test_flips_mirror_about_half_anew_in_each_epoch() -> None:
     plain, flipped = build(), build(flips=True)
     mirrored = []

@@ -3,7 +3,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 
@@ -11,7 +10,7 @@ from tests.flow.conditions import digits, net, prepared, text
 from zoo.blocks.autoencoder import sample_posterior
 from zoo.flow.data.datamodule import ImageData
 from zoo.flow.data.items import Items
-from zoo.flow.data.latents import LatentData, LatentShards, write_shards
+from zoo.flow.data.latents import LatentData, write_shards
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.nets.autoencoder import FrozenAutoencoder
 from zoo.flow.nets.dit import DiT
@@ -86,13 +85,6 @@ def test_a_killed_encoding_goes_on_and_others_have_their_own(tmp_path):
     )
     data(tmp_path, LatentSpace(FrozenAutoencoder(config=CONFIG, seed=1)))
     assert len(sorted(tmp_path.glob("latents-train-*.json"))) == 2
-
-
-def test_errors(tmp_path):
-    with pytest.raises(ValueError, match=r"LatentData needs model.init_args.latents"):
-        data(tmp_path, None)
-    with pytest.raises(FileNotFoundError, match=r"1 array files are missing, the first x-00000\.npy"):
-        LatentShards(tmp_path / "x", 1, 1)
 
 
 def test_conditions_reach_latents(tmp_path):

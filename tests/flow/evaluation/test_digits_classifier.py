@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.flow.evaluation import digits_classifier as classifier
-from zoo.flow.evaluation.digits_classifier import cached_digits_classifier, load_classifier, train_digits_classifier
+from zoo.flow.evaluation.digits_classifier import train_digits_classifier
 from zoo.flow.evaluation.samples import read_digits
 
 
@@ -46,17 +45,3 @@ def test_training_repeats_and_leaves_the_global_generator(digits):
     assert torch.equal(sampled, torch.rand(1))
     same, other = (train_digits_classifier(images, labels, seed, epochs=1, num_classes=10) for seed in (1, 2))
     assert torch.equal(one.head.weight, same.head.weight) and not torch.equal(one.head.weight, other.head.weight)
-
-
-def test_kept_classifiers_are_read_and_follow_the_data(digits, tmp_path, monkeypatch):
-    images, labels = digits[0][:30], [1, 2, 3] * 10
-    monkeypatch.setattr(classifier.train_digits_classifier, "__defaults__", (0, 1, None))
-    first = cached_digits_classifier(images, labels, cache=tmp_path)
-    monkeypatch.setattr(classifier, "train_digits_classifier", None)
-    again = cached_digits_classifier(images, labels, cache=tmp_path)
-    assert torch.equal(first(images), again(images)) and again.num_classes == 3
-    with pytest.raises(TypeError):
-        cached_digits_classifier(images[:29], labels[:29], cache=tmp_path)
-    (tmp_path / "a.safetensors").write_bytes(b"abc")
-    with pytest.raises(ValueError, match=r"a.safetensors: no digits classifier of this version"):
-        load_classifier(tmp_path / "a.safetensors")

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import nn
 
 from zoo.flow.evaluation import features as extractors
 from zoo.flow.evaluation.features import PixelFeatures, cached_features, extract
@@ -22,15 +21,3 @@ def test_features_are_computed_once_per_images_and_extractor(tmp_path, monkeypat
     assert torch.equal(cached_features(PixelFeatures(16), pixels(3), tmp_path), first) and not calls
     cached_features(PixelFeatures(16), pixels(4), tmp_path)
     assert len(calls) == 1
-
-
-def test_identity_follows_the_weights():
-    class Net(extractors.FeatureExtractor):
-        def __init__(self):
-            super().__init__()
-            self.dims = 2
-            self.layer = nn.Linear(2, 2)
-
-    torch.manual_seed(0)
-    one, other = Net(), Net()
-    assert one.identity() == one.identity() != other.identity()

@@ -12,7 +12,6 @@ from zoo.flow.evaluation.fid_inception import (
     DIMS,
     FIDInception,
     load_fid_inception,
-    resized_as_tensorflow,
 )
 from zoo.flow.evaluation.references import build_extractor
 
@@ -36,14 +35,6 @@ def state() -> dict[str, Tensor]:
 def saved(folder: Path, state: dict[str, Tensor]) -> Path:
     torch.save({**state, "fc.weight": torch.zeros(CLASSES, DIMS), "fc.bias": torch.zeros(CLASSES)}, folder / "w.pth")
     return folder / "w.pth"
-
-
-def test_resizing_by_corners_without_antialiasing() -> None:
-    row = torch.tensor([0.0, 10.0]).reshape(1, 1, 1, 2)
-    # place i of 4 lies at i / 2: between both pixels at 0.5, on the last from 1 on
-    assert resized_as_tensorflow(row, 4)[0, 0].tolist() == [[0.0, 5.0, 10.0, 10.0]] * 4
-    wide = torch.arange(8.0).reshape(1, 1, 1, 8)
-    assert resized_as_tensorflow(wide, 2)[0, 0].tolist() == [[0.0, 4.0]] * 2  # nothing between is used
 
 
 def test_features_of_a_users_file(tmp_path: Path, state: dict[str, Tensor]) -> None:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 
 from zoo.flow.data import points
@@ -85,8 +84,6 @@ def test_sweep_writes_tables_and_figures(tmp_path: Path, capsys: pytest.CaptureF
     for name in ("solvers", "guidance"):
         written = json.loads((tmp_path / "out" / f"{name}.json").read_text())
         assert written["rows"] == result[name] and written["samples"] == 4 and "machine" in written
-        with Image.open(tmp_path / "out" / f"{name}.png") as picture:
-            assert picture.size == (1100, 450)
     assert "guidance: spread" in capsys.readouterr().out
     unconditional = tables.compare(build(0), tmp_path / "free", quality, request, methods=["euler"], budgets=(1,))
     assert list(unconditional) == ["solvers"]
@@ -98,9 +95,3 @@ def test_points_are_judged_by_their_set() -> None:
     quality = build_quality((2,), "swiss_roll")
     real = points.draw("swiss_roll", 400, 5)
     assert quality(real, None)["chamfer"] < 5 < quality(torch.randn(400, 2), None)["chamfer"]
-
-
-def test_images_are_judged_by_held_out_digits() -> None:
-    quality = build_quality((1, 8, 8), extractor="pixels", val_every=20, cache=None)
-    figures = quality(torch.zeros(20, 1, 8, 8), [1] * 20)
-    assert figures["frechet"] > 0

@@ -10,7 +10,6 @@ from PIL import Image
 from torch import Tensor, nn
 
 from zoo.cli.main import main
-from zoo.common.environment import process_rank
 from zoo.flow.inference.generate import generate as generate_folder
 from zoo.flow.inference.request_files import read_request_file
 from zoo.flow.inference.requests import GenerationRequest, load_sampler, sample_requests
@@ -134,28 +133,6 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
         generate(build(), output, count=2, rank=2, world_size=2)
 
 
-def test_a_run_is_loaded_with_what_is_requested_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    specs = {
-        "inference": "zoo.flow.Sampler",
-        "components": {
-            "net": {"class_path": "zoo.flow.ToyNet", "init_args": {"widths": [4]}},
-            "path": {"class_path": "zoo.flow.ConditionalOT", "init_args": {"sigma_min": 0.0}},
-        },
-        "options": {"solver": {"class_path": "zoo.flow.Solver", "init_args": {"method": "rk4"}}},
-    }
-    write_export(tmp_path / "run", specs, {"net": ToyNet(widths=(4,))}, "test")
-    assert load_sampler(tmp_path / "run").solver.method == "rk4"
-    model = load_sampler(tmp_path / "run", Solver("heun2", 3), chunk=5)
-    assert (model.solver.method, model.chunk, model.net.training) == ("heun2", 5, False)
-    assert process_rank() == (0, 1)
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert process_rank() == (1, 2)
-    monkeypatch.setattr("zoo.flow.inference.requests.load", lambda *args, **kwargs: object())
-    with pytest.raises(ValueError, match="loaded as object"):
-        load_sampler(tmp_path / "run")
-
-
 def test_points_are_joined_and_plotted(tmp_path: Path) -> None:
     model, output = build(ToyNet()).eval(), tmp_path / "points"
     result = generate(model, output, count=6, trajectory=True)
@@ -217,6 +194,7 @@ def test_labels_of_a_command_stay_class_names(tmp_path: Path, capsys: pytest.Cap
         "components": {
             "net": {"class_path": "zoo.flow.UNet", "init_args": net},
             "path": {"class_path": "zoo.flow.ConditionalOT", "init_args": {"sigma_min": 0.0}},
+            "guide": None,  # of a former version, which nothing takes any more
         },
         "options": {"classes": names},
     }

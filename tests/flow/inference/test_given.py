@@ -11,6 +11,7 @@ from PIL import Image
 from tests.flow.conditions import digits, net, prepared, text
 from zoo.flow.inference.generate import generate
 from zoo.flow.inference.pairs import make_pairs
+from zoo.flow.inference.request_files import read_conditions
 from zoo.flow.inference.requests import GenerationRequest
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.process.conditions import GenerationConditions
@@ -66,10 +67,10 @@ def test_what_is_missing_or_too_much_is_named(model: Sampler) -> None:
         (lambda: model.sample(None, [1], GenerationConditions(["x"])), "images are needed"),
         (lambda: model.sample(None, [1, 2], conditions(model, ["x"])), "1 prompts and 2 seeds"),
         (lambda: plain.sample(None, [1], GenerationConditions(["x"], torch.zeros(1, 2, 8, 8))), "takes no images"),
-        (lambda: plain.read_conditions([0], ["x"], [Path("x.png")], []), "takes no images"),
+        (lambda: read_conditions(plain, [0], ["x"], [Path("x.png")], []), "takes no images"),
         (lambda: model(prompts=["x"], images=IMAGES[:1, :4]), "expected images"),
-        (lambda: model.read_conditions([0], ["x"], [Path("nowhere.png")], []), "no image nowhere.png"),
-        (lambda: model.read_conditions([0], ["x"], [], []), "images are needed"),
+        (lambda: read_conditions(model, [0], ["x"], [Path("nowhere.png")], []), "no image nowhere.png"),
+        (lambda: read_conditions(model, [0], ["x"], [], []), "images are needed"),
         (lambda: make_pairs(model, Path("pairs"), GenerationRequest(2)), "pairs hold no texts or images"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message):

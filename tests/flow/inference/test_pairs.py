@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from zoo.flow.data.pair_data import PairData, read_metadata, row_type
-from zoo.flow.evaluation.solver_tables import evaluate_straightness
 from zoo.flow.inference.pairs import make_pairs
 from zoo.flow.inference.requests import GenerationRequest
 from zoo.flow.inference.sampler import Sampler
@@ -18,7 +17,6 @@ from zoo.flow.nets.mlp import ToyNet
 from zoo.flow.nets.velocity import VelocityNet
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.paths import ConditionalOT
-from zoo.flow.process.sampling import noise
 from zoo.flow.process.solvers import Solver
 
 
@@ -127,18 +125,6 @@ def test_wrong_calls_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not finite"):
         make(tmp_path / "diverged", teacher(net))
     assert not list(tmp_path.glob("diverged/*.npy"))
-
-
-def test_straightness_of_a_turn_and_of_a_line() -> None:
-    straight = Whirl(0)
-    with torch.no_grad():
-        straight.turn.zero_()
-    assert evaluate_straightness(teacher(straight), None, [1, 2, 3]) == 0
-    sampler = Sampler(Whirl(0), ConditionalOT(0.0), Solver("rk4", 200), chunk=2)
-    # x_t turns by w t around the origin: the integral of |c - w J x_t|^2 is w^2 r^2 - |c|^2, where c is the chord
-    x0 = noise([1, 2, 3], (2,))
-    expected = (1.5**2 - (2 * np.sin(0.75)) ** 2) * float(x0.square().sum(dim=1).mean())
-    assert evaluate_straightness(sampler, None, [1, 2, 3]) == pytest.approx(expected, rel=1e-3)
 
 
 def test_pairs_of_latents_are_latents_of_the_autoencoder(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from zoo.flow.nets.unet import NEARLY_ZERO, UNet, group_norm
-from zoo.flow.nets.velocity import TimeEmbedding, expand_time
 
 
 def small(**arguments) -> UNet:
@@ -81,13 +80,6 @@ def test_checkpointing_changes_no_gradient(batch):
         torch.testing.assert_close(a.grad, b.grad, msg=name)
 
 
-def test_channels_last_changes_no_value(batch):
-    plain, last = awake(small()).eval(), awake(small(channels_last=True)).eval()
-    last.load_state_dict(plain.state_dict())
-    assert last.head.weight.is_contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(plain(*batch), last(*batch), atol=1e-5, rtol=1e-5)
-
-
 def test_bfloat16_net_keeps_times_apart(batch):
     x, _, label = batch
     net = awake(small()).eval().bfloat16()
@@ -108,17 +100,6 @@ def test_initial_weights():
     assert original.middleblocks[0].attn.proj.weight.std().item() == pytest.approx((2 / 256) ** 0.5, rel=0.05)
     assert block.block1[-1].bias.abs().max() == 0
     assert actual.class_embedding.weight.std().item() == pytest.approx(1, abs=0.1)
-
-
-def test_embedding_by_hand():
-    embedding = TimeEmbedding(4, scale=1.0)
-    embedding.mlp = nn.Sequential(nn.Linear(256, 256, bias=False))
-    nn.init.eye_(embedding.mlp[0].weight)
-    out = embedding(torch.tensor([0.7]))
-    assert out[0, 0].item() == pytest.approx(torch.cos(torch.tensor(0.7)).item())
-    frequency = 10000 ** (-3 / 128)
-    assert out[0, 128 + 3].item() == pytest.approx(torch.sin(torch.tensor(0.7 * frequency)).item(), abs=1e-6)
-    assert torch.equal(expand_time(0.5, torch.zeros(2, 3)), torch.tensor([0.5, 0.5]))
 
 
 @pytest.mark.parametrize(

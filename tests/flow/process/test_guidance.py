@@ -68,10 +68,6 @@ def test_other_predictions_become_velocities():
     torch.testing.assert_close(field(t, x), path.to_velocity(data, x, torch.full((2,), t), "x1"))
 
 
-def test_one_label_serves_all_rows():
-    assert run(Guidance(1), label=torch.tensor([3]))[0] == [30, 30]
-
-
 class Sum(Table):
     """Adds to the table a value of the text, ten times that of the image, and a product of all, to tell branches."""
 

@@ -3,11 +3,10 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 
-from zoo.flow.process.solvers import Solver, check_times, time_grid
+from zoo.flow.process.solvers import Solver
 
 DOUBLE = torch.float64
 
@@ -87,31 +86,12 @@ def test_dopri5_states_why_it_gives_up():
         Solver("dopri5").solve(lambda t, x: x**2, torch.full((1, 1), 2.0))  # infinite at t = 0.5
 
 
-@pytest.mark.parametrize("steps", [1, 2, 7, 50])
-def test_grids_ascend_from_zero_to_one(steps):
-    times = time_grid(steps)
-    assert times == pytest.approx(np.linspace(0, 1, steps + 1)) and check_times(times) == times
-
-
 def test_own_times():
     solver = Solver("euler", times=[0, 0.1, 1])
     assert solver.times(1.0, 0.0) == [1, 0.1, 0] and solver.times(0.0, 0.5) == [0, 0.05, 0.5]
     solution = solver.solve(lambda t, x: torch.full_like(x, t), torch.zeros(1, 1))
     assert solution.x.item() == pytest.approx(0.9 * 0.1)
     assert all(a < b for a, b in pairwise(solver.grid))
-
-
-def test_projection_is_applied_at_every_time():
-    calls = []
-
-    def project(t, x):
-        calls.append(t)
-        return x * 0
-
-    for method in ("euler", "dopri5"):
-        calls.clear()
-        solution = Solver(method, 4).solve(lambda t, x: torch.ones_like(x), torch.ones(1, 1), project=project)
-        assert calls == [0.25, 0.5, 0.75, 1.0] and solution.x.item() == 0
 
 
 @pytest.mark.parametrize(

@@ -34,12 +34,6 @@ def test_grid_has_exactly_its_points():
     assert draw(ts.GridTimes()).max().item() == pytest.approx(0.999)
 
 
-def test_logit_normal_quantiles():
-    t = draw(ts.LogitNormalTimes(0.5, 2.0))
-    logits = torch.logit(t)
-    assert logits.mean().item() == pytest.approx(0.5, abs=0.05) and logits.std().item() == pytest.approx(2, abs=0.05)
-
-
 def test_shift_is_that_of_the_noise_level_and_composes():
     t = torch.linspace(0, 1, 11, dtype=torch.float64)
     level = 1 - t

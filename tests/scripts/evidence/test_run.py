@@ -52,22 +52,6 @@ def test_seeds_are_those_of_the_date_and_never_the_demos_own() -> None:
     assert len(sampled) == 168 and min(sampled) >= 1000 and max(sampled) < 2**32
 
 
-def test_systems_are_chosen_by_their_names_or_their_demos() -> None:
-    actual = [demo.name for demo in evidence.select_demos(["flow/digits", "hifigan"])]
-    assert actual == ["flow/digits", "hifigan/demo"]
-    assert len(evidence.select_demos()) == len(DEMOS)
-    with pytest.raises(ValueError, match=r"--systems hifi: expected some of audiosr, audiosr/demo, .*hifigan/demo"):
-        evidence.select_demos(["hifi"])
-
-
-def test_claims_on_recordings_need_recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ZOO_DATA", str(tmp_path))
-    (tmp_path / "ljspeech").mkdir()
-    evidence.check_data(evidence.select_demos(["hifigan", "flow"]))
-    with pytest.raises(FileNotFoundError, match=r"no .*noise, .*rir, which miipher/demo needs"):
-        evidence.check_data(evidence.select_demos(["miipher"]))
-
-
 @pytest.mark.parametrize(
     ("claim", "value", "met"),
     [
@@ -131,6 +115,7 @@ def test_every_threshold_belongs_to_a_demo_and_every_unit_to_a_recipe(
                 assert options["trainer.default_root_dir"] == str(tmp_path / "7" / unit.name)
 
 
+@pytest.mark.slow
 def test_a_killed_training_goes_on_and_a_finished_one_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,24 +59,21 @@ class KillAt(L.Callback):
 
 
 class Misfortune(L.Callback):
-    """What befalls one rank of several before a batch, once in a run.
+    """Kills one rank of several before a batch, once in a run.
 
     Args:
         rank: whom.
         step: number of batches trained.
-        kind: "error" raises, "kill" sends SIGKILL.
     """
 
-    def __init__(self, rank: int, step: int, kind: str) -> None:
-        self.rank, self.step, self.kind = rank, step, kind
+    def __init__(self, rank: int, step: int) -> None:
+        self.rank, self.step = rank, step
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
         struck = run_folder(trainer) / "struck"
         if (trainer.global_rank, trainer.global_step) != (self.rank, self.step) or struck.exists():
             return
         struck.touch()
-        if self.kind == "error":
-            raise ValueError("broken.wav is no audio file")
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,18 @@ HINTS = {
     "train.fastboot": "`zoo cache` prepares the data once",
     "train.use_jit_compile": "the original ignores it; train.use_torch_compile counts",
     "train.use_ddp": "the original's script ignores it; for several processes set model.init_args.parallel: none, take "
-    "configs/trainer/ddp.yaml and LossGuard in place of LossMonitor",
+    "the recipe trainer/ddp and LossGuard in place of LossMonitor",
     "train.adaptive_lr": "the original ignores it: LossMonitor always looks for a rise",
     "train.stft_loss_weight": "never active in the original: add zoo.audiosr.MultiResolutionSTFT to the losses",
     "train.mel_loss_weight": "never active in the original: add zoo.audiosr.MelL1 to the losses",
-    "train.unfreeze_if_no_pretrained": "without a pretrained file nothing is frozen in any case",
+    "train.key_filter_contains": "the original's script ignores it: the complete file is taken",
+    "train.freeze_substrings": "the original's script ignores it: set model.init_args.trains",
+    "train.unfreeze_if_no_pretrained": "the original's script ignores it",
     "model.scale_by_std": "set model.init_args.latent_scale: auto for AudioSR's meaning of it",
+    "inference.sampler": "the original does not read it: set model.init_args.restore.sampler",
+    "inference.sample_steps": "the original does not read it: set model.init_args.restore.sampler",
+    "inference.chunk_seconds": "the original does not read it: set model.init_args.restore.chunk_seconds",
+    "inference.chunk_hop_seconds": "the original does not read it: set model.init_args.restore.overlap_seconds",
     "inference.guidance_scale": "no net that is trained without dropping the condition can be guided",
     "inference.dynamic_clip_percentile": "the original does not read it",
 }
@@ -38,10 +44,6 @@ UNET_DEFAULTS: dict[str, Any] = {
     "channels": 128, "multipliers": [1, 2, 3, 5], "blocks": 2, "attention_factors": [2, 4, 8],
     "head_channels": HEAD_CHANNELS,
 }  # fmt: skip
-# of the denoiser, see `Denoiser.groups`
-GROUPS = (
-    "global_encoder", "time_embed", "input_blocks", "middle_block", "output_blocks", "out", "global_fusion",
-)  # fmt: skip
 
 
 def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
@@ -139,10 +141,10 @@ def _model(settings: SettingsReader, params: Mapping[str, Any], layout: str) -> 
         "latent_scale": "auto" if layout == "audiosr" else settings.number("model.scale_factor", 1.0),
         "condition": {"dropout": 0.1 if layout == "audiosr" else 0.0},
         "parallel": "dp",
+        "validation": {"sampler": component("zoo.audiosr.DPMSolver", steps=8)},
         "restore": {
             "guidance_scale": 1.0 if layout != "audiosr" else 3.5,
             "seed": settings.number("experiment.seed", 1337, int),
-            **_inference(settings),
         },
         "compile": settings.flag("train.use_torch_compile", False),
         "compile_options": {
@@ -195,18 +197,6 @@ def _denoiser(settings: SettingsReader, unet: Mapping[str, Any], latents: int, l
     return component("zoo.audiosr.Denoiser", unet=net, global_encoder=encoder)
 
 
-def _inference(settings: SettingsReader) -> dict[str, Any]:
-    """Options of `zoo predict` from the original's unused section."""
-    options: dict[str, Any] = {}
-    if settings.values.get("inference.sampler") == "ddim":
-        settings.get("inference.sampler")
-        options["sampler"] = component("zoo.audiosr.DDIM", steps=settings.number("inference.sample_steps", 100, int))
-    if (seconds := settings.number("inference.chunk_seconds", None)) is not None:
-        hop = settings.number("inference.chunk_hop_seconds", seconds)
-        options |= {"chunk_seconds": seconds, "overlap_seconds": seconds - hop}
-    return options
-
-
 def _data(settings: SettingsReader) -> dict[str, Any]:
     for key, usual in (("data.high_dir_name", "high"), ("data.low_dir_name", "low")):
         if (name := settings.get(key, usual)) != usual:
@@ -255,10 +245,9 @@ def _schedule(settings: SettingsReader, recipe: dict[str, Any]) -> None:
 
 
 def _start(settings: SettingsReader, recipe: dict[str, Any]) -> None:
-    """Weights to start from, and the groups that stay frozen."""
+    """Weights to start from."""
     path = settings.get("train.pretrained_path")
-    exists = path is not None and Path(str(path)).exists()
-    if exists:
+    if path is not None and Path(str(path)).exists():
         recipe["init_from"] = str(path)
     else:
         reason = "no pretrained_path" if path is None else f"pretrained_path: no file at {path}"
@@ -269,26 +258,3 @@ def _start(settings: SettingsReader, recipe: dict[str, Any]) -> None:
     settings.notes.append(
         "vocoder: none; set model.init_args.vocoder for sound (`zoo convert` of the weights writes one)"
     )
-    key_filter = settings.get("train.key_filter_contains", "")
-    if exists and key_filter not in ("", "model.diffusion_model."):
-        settings.notes.append(f"train.key_filter_contains: {key_filter!r} is not applied, the whole file is taken")
-    frozen = settings.get("train.freeze_substrings", [])
-    unfreezes = settings.flag("train.unfreeze_if_no_pretrained", True)
-    if frozen and (exists or not unfreezes):
-        _freeze(settings, frozen, recipe["model"]["init_args"])
-
-
-def _freeze(settings: SettingsReader, substrings: Sequence[str], arguments: dict[str, Any]) -> None:
-    has_encoder = arguments["net"]["init_args"]["global_encoder"] is not None
-    groups = [group for group in GROUPS if has_encoder or not group.startswith("global_")]
-    frozen_groups = set()
-    for text in substrings:
-        name = str(text).strip(".").removeprefix("model.")
-        matches = [group for group in groups if name in (group, f"diffusion_model.{group}")]
-        frozen_groups.update(matches)
-        if not matches and not any(text in each for each in ("first_stage_model", "cond_stage_model")):
-            settings.notes.append(f"train.freeze_substrings: {text!r} names no complete group; these are {groups}")
-    if trains := [group for group in groups if group not in frozen_groups]:
-        arguments["trains"] = trains if frozen_groups else "full"
-    else:
-        raise ValueError(f"{settings.path}: train.freeze_substrings {list(substrings)} leave nothing to train")

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from zoo.audiosr.convert.layouts import CONDITIONER, PROJECTION, AudioSRFile, section
+from zoo.audiosr.convert.layouts import PROJECTION, AudioSRFile, section
 from zoo.audiosr.convert.net_sizes import describe_nets
 from zoo.common.build import build, check_state_dict
 from zoo.convert.engine import ConvertedModel
@@ -17,8 +17,7 @@ from zoo.convert.tensor_names import State, add_prefix
 
 log = logging.getLogger(__name__)
 
-CONDITION = "condition_autoencoder"  # our component
-FROZEN = {"autoencoder": "vae", "vocoder": "vocoder", CONDITION: CONDITIONER}  # our component -> that of a file
+FROZEN = {"autoencoder": "vae", "vocoder": "vocoder"}  # our component -> that of a file
 STEPS = 1000  # of the diffusion
 PREDICTIONS = {"v": "v", "eps": "noise"}
 # argument of the mel front end -> ProjectLily's key in `data`, AudioSR's in `preprocessing`
@@ -90,7 +89,7 @@ def build_components(file: AudioSRFile, averaged: bool = False, allow_partial: b
 
     ValueError where a net's tensors are not complete; `allow_partial` keeps a random projection of the global encoder.
     """
-    file.check_schedule()
+    file.check_supported()
     components = {name: build(spec) for name, spec in describe_components(file).items() if spec is not None}
     parts = {name: {**state, **(file.averaged.get(name, {}) if averaged else {})} for name, state in file.parts.items()}
     state = denoiser_state(file, parts)
@@ -125,8 +124,8 @@ def to_zoo_model(file: AudioSRFile, is_checkpoint: bool, allow_partial: bool) ->
     elif file.is_mel_first:
         notes.append(EXPONENTIAL)
     model = ConvertedModel(
-        describe_components(file), components, step=file.step, specs={"original_config": file.settings},
-        facts={"layout": file.layout, "step": file.step}, notes=notes,
+        describe_components(file), components, step=file.step, facts={"layout": file.layout, "step": file.step},
+        notes=notes,
     )  # fmt: skip
     model.state = state = model.tensors()
     if file.averaged:
@@ -138,12 +137,11 @@ def to_zoo_model(file: AudioSRFile, is_checkpoint: bool, allow_partial: bool) ->
 
 def task_state(file: AudioSRFile) -> State:
     """Return all tensors under the names of our tasks: of the diffusion's and of the autoencoder's."""
+    file.check_supported()
     if file.lacks_projection:
         log.warning("%s: %s: random here, train the encoder (trains: global_encoder)", file.path, UNTRAINED_PROJECTION)
     state = add_prefix(denoiser_state(file, file.parts), "net.")
     autoencoder = file.parts.get("vae", {})
     for prefix in ("autoencoder.net.", "autoencoder."):  # frozen in the diffusion's task, trained in its own
         state |= add_prefix(autoencoder, prefix)
-    if file.has_condition_autoencoder:
-        state |= add_prefix(file.parts[CONDITIONER], f"{CONDITION}.net.")
     return state | add_prefix(file.parts.get("vocoder", {}), "vocoder.net.")

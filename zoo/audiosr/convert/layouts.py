@@ -38,7 +38,8 @@ LAYOUTS = {
 }
 TARGETS = {"modelV1": "modelV1", "model": "model.py"}  # module of model.target -> layout
 
-CONDITIONER = "conditioner"  # the autoencoder that encodes the condition; mostly a copy of the first stage's
+CONDITIONER = "conditioner"  # the autoencoder that encodes the condition: a copy of the first stage's
+OTHER_CONDITIONER = "the conditioner's autoencoder, which is not the first stage's"
 # prefix in a file -> component; the first that fits a name counts
 PREFIXES = {
     "model.diffusion_model.global_encoder.": "global_encoder",
@@ -86,12 +87,6 @@ class AudioSRFile(OriginalFile):
         return self.layout != "audiosr"
 
     @property
-    def has_condition_autoencoder(self) -> bool:
-        """Whether the conditioner's autoencoder differs from the first stage's."""
-        first, copy = self.parts.get("vae", {}), self.parts.get(CONDITIONER, {})
-        return any(key not in first or not torch.equal(first[key], value) for key, value in copy.items())
-
-    @property
     def lacks_projection(self) -> bool:
         """Whether there is a global encoder without its projection."""
         encoder = self.parts.get("global_encoder")
@@ -109,12 +104,12 @@ class AudioSRFile(OriginalFile):
             return section(self.settings, "vocoder")
         if component in ("unet", "global_encoder"):
             return {**section(self.settings, "data"), **section(params, "unet_config", "params")}
-        if component == CONDITIONER:
-            params = section(next(iter(section(params, "cond_stage_config").values()), None), "params")
         return section(params, "first_stage_config", "params", "ddconfig")
 
-    def check_schedule(self) -> None:
-        """Refuse another noise schedule than the cosine one."""
+    def check_supported(self) -> None:
+        """Refuse a second autoencoder for the condition, and another noise schedule than the cosine one."""
+        if OTHER_CONDITIONER in self.left_out:
+            raise ValueError(f"{self.path} holds {OTHER_CONDITIONER}; here one encodes targets and conditions")
         exact = self.parts.get("tables", {}).get("alphas_cumprod")
         if exact is None:
             return
@@ -166,8 +161,11 @@ def split_components(state: Mapping[str, Tensor]) -> tuple[dict[str, State], dic
         else:
             value = value.float() if value.is_floating_point() else value
             add_tensor(parts.setdefault(component, {}), name.removeprefix(prefix), value, name)
-    for component in parts.keys() & {"vae", CONDITIONER}:
-        parts[component] = to_zoo_autoencoder(parts[component])
+    first, copy = parts.get("vae", {}), parts.pop(CONDITIONER, {})
+    if any(name in first and not torch.equal(first[name], value) for name, value in copy.items()):
+        left_out[OTHER_CONDITIONER] = len(copy)
+    if first:
+        parts["vae"] = to_zoo_autoencoder(first)
     return parts, dict(left_out)
 
 
@@ -178,7 +176,7 @@ def ema_buffer_name(name: str) -> str:
 
 def transpose_images(parts: Mapping[str, State]) -> dict[str, State]:
     """Exchange the image axes of all kernels of UNet and autoencoders: mel first to time first, and back."""
-    return {component: _transpose_kernels(state) if component in ("unet", "vae", CONDITIONER) else state
+    return {component: _transpose_kernels(state) if component in ("unet", "vae") else state
             for component, state in parts.items()}  # fmt: skip
 
 

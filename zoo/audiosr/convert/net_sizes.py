@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from zoo.audiosr.convert.layouts import CONDITIONER, LAYOUTS, PROJECTION, AudioSRFile, count_transformers
+from zoo.audiosr.convert.layouts import LAYOUTS, PROJECTION, AudioSRFile, count_transformers
 from zoo.audiosr.nets.denoiser import REDUCTION
 from zoo.convert.engine import OriginalFile
 from zoo.convert.network_description import (
@@ -172,7 +172,6 @@ NETS = {
     "unet": Net(UNET, {**UNET_KEYS, "global_context_dim": "context_channels"}, "unet_config"),
     "global_encoder": Net(ENCODER, {key: ENCODER_KEYS[key] for key in ENCODER_SIZES}, "unet_config"),
     "vae": Net(AUTOENCODER, None, "first_stage_config: ddconfig"),
-    CONDITIONER: Net(AUTOENCODER, None, "first_stage_config: ddconfig"),
     "vocoder": Net(VOCODER, VOCODER_KEYS, "vocoder"),
 }
 
@@ -181,7 +180,7 @@ def describe_nets(file: AudioSRFile) -> dict[str, dict[str, Any]]:
     """Describe the nets of a file by component; ValueError where shapes and configuration disagree."""
     descriptions = {}
     for name, net in NETS.items():
-        if name not in file.parts or (name == CONDITIONER and not file.has_condition_autoencoder):
+        if name not in file.parts:
             continue
         source = OriginalFile(file.layout, file.parts[name], file.component_settings(name))
         descriptions[name] = fill_description(net.description, source, f"{file.path} ({name})")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from zoo.audiosr.convert import layouts, net_sizes
 from zoo.audiosr.convert.autoencoder_names import to_original_autoencoder
-from zoo.audiosr.convert.from_original import CONDITION, FEATURES, PREDICTIONS
+from zoo.audiosr.convert.from_original import FEATURES, PREDICTIONS
 from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
@@ -55,7 +55,6 @@ class Nets:
     averaged: State = field(default_factory=dict)  # parameters of the denoiser by name; empty without
     diffusion: CosineDiffusion = field(default_factory=CosineDiffusion)
     features: MelFeatures | None = None  # None where they are not known
-    condition_autoencoder: AutoencoderKL | None = None  # None where the first serves both
 
 
 def choose_layout(net: Denoiser, autoencoder: AutoencoderKL, suffix: str) -> str:
@@ -140,28 +139,26 @@ def diffusion_buffers(steps: int, scale: Tensor, layout: str) -> State:
 
 def to_original_state(nets: Nets, layout: str) -> dict[str, Any]:
     """Return what a file holds, float32 on the CPU: `state_dict` and, for ProjectLily's, `ema`."""
-    net = nets.net
     modules = {
-        "global_encoder": (PREFIX["global_encoder"], net.global_encoder),
-        "unet": (PREFIX["unet"], net.unet),
-        "vae": (PREFIX["vae"], nets.autoencoder),
-        "vocoder": (PREFIX["vocoder"], nets.vocoder),
-        layouts.CONDITIONER: (layouts.LAYOUTS[layout].conditioner, nets.condition_autoencoder or nets.autoencoder),
+        "global_encoder": nets.net.global_encoder,
+        "unet": nets.net.unet,
+        "vae": nets.autoencoder,
+        "vocoder": nets.vocoder,
     }
-    states = {name: _copy_state(module.state_dict()) for name, (_, module) in modules.items() if module is not None}
+    states = {name: _copy_state(module.state_dict()) for name, module in modules.items() if module is not None}
     averaged = {name: _copy_state(select_prefix(nets.averaged, f"{name}.")) for name in ("unet", "global_encoder")}
-    tables = diffusion_buffers(nets.diffusion.steps, net.latent_scale, layout)
+    tables = diffusion_buffers(nets.diffusion.steps, nets.net.latent_scale, layout)
     if layout == "audiosr":
         buffers = {PREFIX["average"] + layouts.ema_buffer_name(name): value for name, value in averaged["unet"].items()}
-        return {"state_dict": {**tables, **_join(states, modules), **buffers}}
+        return {"state_dict": {**tables, **_join(states, layout), **buffers}}
     ema = {
         name: _copy_state(dict(module.named_parameters())) | averaged.get(name, {})
-        for name, (_, module) in modules.items()
+        for name, module in modules.items()
         if module is not None and nets.averaged
     }
     return {
-        "state_dict": {**tables, **_join(layouts.transpose_images(states), modules)},
-        "ema": _join(layouts.transpose_images(ema), modules),
+        "state_dict": {**tables, **_join(layouts.transpose_images(states), layout)},
+        "ema": _join(layouts.transpose_images(ema), layout),
     }
 
 
@@ -172,12 +169,14 @@ def _copy_state(state: Mapping[str, Tensor]) -> State:
     }
 
 
-def _join(states: Mapping[str, State], modules: Mapping[str, tuple[str, Any]]) -> State:
-    """Join the states of the nets under the original's names."""
+def _join(states: Mapping[str, State], layout: str) -> State:
+    """Join the states of the nets under the original's names; the conditioner holds a copy of the autoencoder."""
     joined: State = {}
     for name, state in states.items():
-        named = to_original_autoencoder(state) if name in ("vae", layouts.CONDITIONER) else state
-        joined |= add_prefix(named, modules[name][0])
+        named = to_original_autoencoder(state) if name == "vae" else state
+        joined |= add_prefix(named, PREFIX[name])
+        if name == "vae":
+            joined |= add_prefix(named, layouts.LAYOUTS[layout].conditioner)
     return joined
 
 
@@ -186,10 +185,8 @@ def hidden_settings(nets: Nets) -> dict[str, dict[str, Any]]:
     hidden: dict[str, dict[str, Any]] = {"unet": {"head_channels": nets.net.unet.head_channels}}
     if nets.net.global_encoder is not None:
         hidden["global_encoder"] = {"heads": nets.net.global_encoder.heads}
-    for name, autoencoder in (("vae", nets.autoencoder), (layouts.CONDITIONER, nets.condition_autoencoder)):
-        if autoencoder is not None:
-            dropout = next(module.p for module in autoencoder.modules() if isinstance(module, nn.Dropout))
-            hidden[name] = {"dropout": dropout}
+    dropout = next(module.p for module in nets.autoencoder.modules() if isinstance(module, nn.Dropout))
+    hidden["vae"] = {"dropout": dropout}
     if isinstance(nets.vocoder, Generator):
         hidden["vocoder"] = {
             "upsample_rates": list(nets.vocoder.upsample_rates),
@@ -202,20 +199,14 @@ def original_config(nets: Nets, layout: str, arguments: Mapping[str, Mapping[str
     """Return the configuration from which the original builds nets with these arguments, by component."""
     module, features = layouts.LAYOUTS[layout].module, nets.features
     mel_bins = {"mel_bins": features.n_mels} if features else {}
-
-    def first_stage(autoencoder: Mapping[str, Any]) -> dict[str, Any]:
-        sizes = {
-            **FIRST_STAGE,
-            **net_sizes.autoencoder_settings(autoencoder),
-            "dropout": autoencoder["dropout"],
-            **mel_bins,
-        }
-        params = {"ddconfig": sizes, "embed_dim": autoencoder["latent_channels"]}
-        # copied: YAML writes a list that occurs twice as a reference
-        return {"target": f"{module}.AudioSRAutoEncoderKL", "params": copy.deepcopy(params)}
-
+    vae = arguments["vae"]
+    sizes = {**FIRST_STAGE, **net_sizes.autoencoder_settings(vae), "dropout": vae["dropout"], **mel_bins}
+    first_stage = {
+        "target": f"{module}.AudioSRAutoEncoderKL",
+        "params": {"ddconfig": sizes, "embed_dim": vae["latent_channels"]},
+    }
     keys = {"cond_stage_key": "lowpass_mel", "conditioning_key": "concat"}
-    inner = {"first_stage_config": first_stage(arguments.get(layouts.CONDITIONER, arguments["vae"]))}
+    inner = {"first_stage_config": copy.deepcopy(first_stage)}  # YAML would write a reference
     # modelV1's class refuses the two keys as arguments
     condition = {**keys, "params": inner} if layout == "modelV1" else {"params": {**keys, **inner}}
     encoder = arguments.get("global_encoder")
@@ -227,7 +218,7 @@ def original_config(nets: Nets, layout: str, arguments: Mapping[str, Mapping[str
         **(net_sizes.original_settings(encoder, net_sizes.ENCODER_KEYS) if encoder is not None else {}),
     }
     params = {
-        "first_stage_config": first_stage(arguments["vae"]),
+        "first_stage_config": first_stage,
         "beta_schedule": "cosine",
         "timesteps": nets.diffusion.steps,
         "parameterization": {name: key for key, name in PREDICTIONS.items()}[nets.diffusion.prediction],
@@ -239,13 +230,16 @@ def original_config(nets: Nets, layout: str, arguments: Mapping[str, Mapping[str
     if features is not None:
         values = {**vars(features), "f_min": features.mel.f_min, "f_max": features.mel.f_max}
         config["data"] = {key: values[name] for name, (key, _) in FEATURES.items()}
+    if "vocoder" in arguments:
+        names = ("upsample_rates", "resblock_dilation_sizes")
+        config["vocoder"] = {name: arguments["vocoder"][name] for name in names}
     return config
 
 
-def write_original(nets: Nets, layout: str, path: Path, config: dict[str, Any] | None = None) -> list[str]:
-    """Write a file and, next to it, its configuration, made of the nets where None; returns notes.
+def write_original(nets: Nets, layout: str, path: Path) -> list[str]:
+    """Write a file and, next to it, its configuration where there is none; returns notes.
 
-    ValueError where the configuration of other nets is there already.
+    ValueError where the configuration of other nets is there.
     """
     notes = []
     if nets.vocoder is not None and (reason := find_incompatibility(nets.vocoder, layout)):
@@ -254,17 +248,14 @@ def write_original(nets: Nets, layout: str, path: Path, config: dict[str, Any] |
     content, hidden = to_original_state(nets, layout), hidden_settings(nets)
     descriptions = net_sizes.describe_nets(layouts.parse_content(content, path, {}))
     arguments = {name: {**spec["init_args"], **hidden.get(name, {})} for name, spec in descriptions.items()}
-    settings = config or original_config(nets, layout, arguments)
-    if "vocoder" in hidden:
-        settings = {**settings, "vocoder": hidden["vocoder"]}
     companion = path.with_name(layouts.CONFIG_NAME)
     path.parent.mkdir(parents=True, exist_ok=True)
     if companion.exists():
         described = net_sizes.describe_nets(layouts.parse_content(content, path, layouts.companion_config(path, None)))
         if {name: spec["init_args"] for name, spec in described.items()} != arguments:
-            raise ValueError(f"{companion} is the configuration of other nets: name a target in another folder")
+            raise ValueError(f"{companion} is the configuration of other nets: name another folder")
     else:
-        text = yaml.safe_dump(settings, sort_keys=False)
+        text = yaml.safe_dump(original_config(nets, layout, arguments), sort_keys=False)
         write_atomic(companion, lambda file: file.write(text.encode()))
     write_atomic(path, lambda file: torch.save(content, file))
     return notes
@@ -276,9 +267,9 @@ def from_zoo(source: Path, target: Path) -> dict[str, Any]:
     notes: list[str] = []
     layout = ""
     for file, origin in targets.items():
-        nets, config = _read_zoo(origin)
+        nets = _read_zoo(origin)
         layout = choose_layout(nets.net, nets.autoencoder, file.suffix)
-        notes += write_original(nets, layout, file, config)
+        notes += write_original(nets, layout, file)
         if not nets.averaged:
             notes.append(f"{origin.name} has no averaged weights: {file.name} holds the live ones alone")
     return {"target": list(targets), "layout": layout, "notes": list(dict.fromkeys(notes))}
@@ -306,8 +297,8 @@ def original_name(checkpoint: Path) -> str:
     return f"best_step_{int(best[1])}.pt" if best else f"step_{parse_step(checkpoint)}.pt"
 
 
-def _read_zoo(source: Path) -> tuple[Nets, dict[str, Any]]:
-    """Read the nets of a checkpoint or export, and the original's configuration that it remembers."""
+def _read_zoo(source: Path) -> Nets:
+    """Read the nets of a checkpoint or export."""
     averaged: State = {}
     if is_export(source):
         specs, folder = read_export_config(source), source
@@ -325,9 +316,5 @@ def _read_zoo(source: Path) -> tuple[Nets, dict[str, Any]]:
     parameters = dict(net.named_parameters())
     vocoder = components["vocoder"].net if isinstance(components.get("vocoder"), FrozenVocoder) else None
     averaged = {name: value for name, value in averaged.items() if name in parameters}
-    condition = components[CONDITION].net if components.get(CONDITION) is not None else None
-    nets = Nets(
-        components["autoencoder"].net, net, vocoder, averaged, components["diffusion"], components["features"],
-        condition,
-    )  # fmt: skip
-    return nets, dict(specs.get("original_config") or {})
+    autoencoder = components["autoencoder"].net
+    return Nets(autoencoder, net, vocoder, averaged, components["diffusion"], components["features"])

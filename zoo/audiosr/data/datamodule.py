@@ -14,7 +14,7 @@ from zoo.audio.corpora.cache import CorpusCache, build_cache
 from zoo.audio.corpora.corpus import Corpus, CorpusOptions, cache_dir, select
 from zoo.audiosr.data.crops import Clips, Crops, SilenceFilter, ValidationGrid
 from zoo.audiosr.data.simulate import Simulation, max_cutoff_hz
-from zoo.audiosr.data.sources import Part, RamCorpus, Recordings, find_parts, match_pairs
+from zoo.audiosr.data.sources import Part, Recordings, find_parts, match_pairs, read_into_memory
 from zoo.common.checks import check_at_least, check_one_of, check_within, find_data_folder
 from zoo.training.datamodule import ZooDataModule
 
@@ -100,7 +100,7 @@ class SuperResolutionData(ZooDataModule):
             this. Restoring raises its input to that peak, and a filter leaves noise up to 14 dB below its target.
             Null leaves the level.
         silence: which crops are too silent.
-        cache_mode: `memmap` reads a 16-bit cache on disk, `ram` loads it into memory, once per rank.
+        cache_mode: `memmap` reads a 16-bit cache on disk, `ram` loads it into memory as float32, once per rank.
         corpus: caches, unreadable files, the embedded corpus.
         batch_size: crops per batch and process.
         num_workers: loader processes.
@@ -197,7 +197,7 @@ class SuperResolutionData(ZooDataModule):
 
     def _open(self, folder: Path) -> Corpus:
         cache = CorpusCache(folder)
-        return RamCorpus(cache) if self.cache_mode == "ram" else cache
+        return read_into_memory(cache) if self.cache_mode == "ram" else cache
 
 
 def default_cutoffs(sample_rate: int) -> tuple[float, ...]:

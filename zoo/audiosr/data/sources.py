@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from zoo.audio.corpora.cache import CorpusCache, from_int16, relative_names
-from zoo.audio.corpora.corpus import MAX_EXAMPLES, PEAK, Corpus, corpus_files
+from zoo.audio.corpora.cache import CorpusCache, relative_names
+from zoo.audio.corpora.corpus import MAX_EXAMPLES, PEAK, Corpus, MemoryCorpus, corpus_files
 from zoo.audio.io import files
 
 log = logging.getLogger(__name__)
@@ -93,24 +92,9 @@ def _find_counterparts(folder: Path, high: Sequence[Path], low: Path) -> list[Pa
     return [by_stem[stem] for stem in high_stems]
 
 
-class RamCorpus:
-    """A corpus cache read into memory as one block of 16-bit samples, which forked and spawned workers share."""
-
-    def __init__(self, cache: CorpusCache) -> None:
-        self.names = list(cache.names)
-        self.lengths = np.array(cache.lengths)
-        self.peaks = np.array(cache.peaks)
-        self._starts = np.array(cache.offsets)
-        self._exponents = np.array(cache.exponents)
-        # torch hands tensors to spawned workers through shared memory; arrays would be copied into each of them
-        self._audio = torch.from_numpy(np.fromfile(cache.folder / "audio.i16", dtype="<i2"))
-
-    def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:
-        """Samples (T,) float32."""
-        room = max(int(self.lengths[index]) - start, 0)
-        first = int(self._starts[index]) + start
-        block = self._audio[first : first + (room if samples < 0 else min(samples, room))]
-        return from_int16(block.numpy(), int(self._exponents[index]))
+def read_into_memory(cache: CorpusCache) -> MemoryCorpus:
+    """Read all clips of a cache, which forked workers share."""
+    return MemoryCorpus(cache.names, [cache.read(index) for index in range(len(cache.lengths))])
 
 
 @dataclass(eq=False)

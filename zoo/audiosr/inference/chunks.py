@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from zoo.audio.io.chunking import Chunker, check_finite, split_windows
-from zoo.audiosr.diffusion import CosineDiffusion, Sampler, conditional_predictor, row_noise
-from zoo.audiosr.nets.denoiser import Denoiser
+from zoo.audiosr.diffusion import row_noise
 from zoo.audiosr.nets.features import MelFeatures
-from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
-from zoo.audiosr.options import RestoreOptions
+from zoo.audiosr.nets.frozen import FrozenVocoder
+from zoo.audiosr.samplers import conditional_predictor
 from zoo.blocks.autoencoder import posterior_mean
 from zoo.training.resume import item_seed
+
+if TYPE_CHECKING:
+    from zoo.audiosr.inference.restore import Restorer
 
 TAGS = 2  # values that follow the samples of a unit: its number in the clip, and its channel
 CLIP_FRAMES = 1024  # most frames that the global encoder takes: those of a training crop of 10.24 s
@@ -39,53 +42,43 @@ def tag_units(blocks: Iterable[np.ndarray], units: int, unit_samples: int) -> It
 
 @dataclass(eq=False)
 class ChunkRestorer:
-    """The nets on chunks of tagged units."""
+    """The nets of a restorer on chunks of tagged units."""
 
-    net: Denoiser
-    autoencoder: FrozenAutoencoder
-    features: MelFeatures
-    diffusion: CosineDiffusion
-    options: RestoreOptions
-    sampler: Sampler
+    restorer: Restorer
     input_bands: Tensor  # bands of the log-mel (n_mels,) bool that come from the input
     context: Tensor | None  # of each channel of the clip (C, G), see `Denoiser.encode_clip`; None without an encoder
-    condition_autoencoder: FrozenAutoencoder
 
     @torch.inference_mode()
     def restore(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
         """Generate the log-mels (N, n_mels, F) float32 of chunks (N, units * (unit_samples + TAGS)) float32."""
+        restorer, options = self.restorer, self.restorer.restore
         mel, tags = self._mel(chunks)
-        scale, options = self.net.latent_scale, self.options
-        condition = posterior_mean(self.condition_autoencoder.encode(mel).float())
+        scale = restorer.net.latent_scale
+        condition = posterior_mean(restorer.autoencoder.encode(mel).float())
         shape = (condition.shape[1], condition.shape[2] // tags.shape[1], condition.shape[3])
         seeds = [item_seed(options.seed, 0, int(number)) for number in tags[..., 0].flatten().tolist()]
         noises = _join_units(row_noise(seeds, shape, condition.device), len(condition))
         context = None if self.context is None else self.context[tags[:, 0, 1].long()]
         predict = conditional_predictor(
-            self.net, condition * scale, context, options.guidance_scale, options.guidance_rescale
+            restorer.net, condition * scale, context, options.guidance_scale, options.guidance_rescale
         )
-        latent = self.sampler.sample(predict, next(noises), self.diffusion, noises)
-        decoded = self.autoencoder.decode(latent / scale).float()
+        latent = restorer.sampler.sample(predict, next(noises), restorer.diffusion, noises)
+        decoded = restorer.autoencoder.decode(latent / scale).float()
         return _to_array(torch.where(self.input_bands, mel, decoded))
 
     @torch.inference_mode()
     def autoencode(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
         """Pass the log-mels of chunks through the autoencoder alone; see `restore`."""
-        latent = posterior_mean(self.autoencoder.encode(self._mel(chunks)[0]).float())
-        return _to_array(self.autoencoder.decode(latent))
+        latent = posterior_mean(self.restorer.autoencoder.encode(self._mel(chunks)[0]).float())
+        return _to_array(self.restorer.autoencoder.decode(latent))
 
     def _mel(self, chunks: np.ndarray) -> tuple[Tensor, Tensor]:
         """Log-mels (N, 1, F, n_mels) and tags (N, units, TAGS)."""
-        samples = unit_samples(self.net, self.autoencoder, self.features)
+        samples, features = self.restorer.unit_samples, self.restorer.features
         units = torch.from_numpy(np.ascontiguousarray(chunks)).to(self.input_bands.device)
         units = units.unflatten(1, (-1, samples + TAGS))
         audio, tags = units[..., :samples].flatten(1), units[..., samples:]
-        return self.features(audio[:, None])[:, :, : audio.shape[1] // self.features.hop_length], tags
-
-
-def unit_samples(net: Denoiser, autoencoder: FrozenAutoencoder, features: MelFeatures) -> int:
-    """Return the samples of one row of the coarsest image inside the UNet."""
-    return features.hop_length * autoencoder.factor * net.unet.factor
+        return features(audio[:, None])[:, :, : audio.shape[1] // features.hop_length], tags
 
 
 def bands_below(features: MelFeatures, cutoff_hz: float) -> Tensor:

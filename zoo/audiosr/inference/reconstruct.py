@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,14 +11,11 @@ import numpy as np
 import torch
 
 from zoo.audio.analysis.features import write_features
-from zoo.audio.analysis.figures import plot_mels
-from zoo.audio.inference import AudioInference, answer_file, as_audio
+from zoo.audio.inference import AudioInference, as_audio
 from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, match_length, mix_to_mono, resample_blocks
 from zoo.audiosr.nets.features import MelFeatures, crop_to_multiple
 from zoo.blocks.autoencoder import AutoencoderKL, posterior_mean
-from zoo.common.reports import write_figure
-from zoo.runs.inference.forms import Output, Progress
 
 BLOCK_SECONDS = 4  # read at once
 OVERLAP_SHARE = 8  # a chunk shares this part of its length with its neighbour
@@ -67,16 +64,6 @@ class Reconstructor(AudioInference):
             "sample_rate": header.sample_rate,
             "frames": frames,
         }
-
-    def answer(self, values: Mapping[str, Any], folder: Path, progress: Progress) -> list[Output]:
-        """Reconstruct a recording's log-mel, and draw both."""
-        outputs = answer_file(self, values["input"], folder, progress)
-        audio = files.read_mono(values["input"], self.features.sample_rate)
-        with torch.inference_mode():
-            mel = crop_to_multiple(self.features(torch.from_numpy(audio).to(self.device)[None, None]), 1)[0, 0].T
-        figure = plot_mels(mel, np.load(folder / "result.npy", mmap_mode="r"), ("input", "reconstructed"))
-        write_figure(folder / "result.png", figure)
-        return outputs
 
     def _frames(self, samples: int, sample_rate: int) -> int:
         return -(-math.ceil(samples * self.features.sample_rate / sample_rate) // self.features.hop_length)

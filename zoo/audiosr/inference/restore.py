@@ -7,7 +7,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
@@ -23,13 +23,14 @@ from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, match_length, resample_blocks
 from zoo.audiosr.data.cutoff import FULL_BAND, find_edge
 from zoo.audiosr.data.simulate import max_cutoff_hz
-from zoo.audiosr.diffusion import DDIM, CosineDiffusion
-from zoo.audiosr.inference.chunks import TAGS, ChunkRestorer, bands_below, clip_mel, tag_units, unit_samples, vocode
+from zoo.audiosr.diffusion import CosineDiffusion
+from zoo.audiosr.inference.chunks import TAGS, ChunkRestorer, bands_below, clip_mel, tag_units, vocode
 from zoo.audiosr.inference.crossover import StreamSpectrum, crossover_gains, filter_and_sum, lowpass_gains, match_level
 from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.options import DEFAULT_RESTORE, RestoreOptions
+from zoo.audiosr.samplers import DDIM
 from zoo.common.reports import write_figure
 from zoo.runs.inference.forms import InputField, Output, Progress
 
@@ -44,36 +45,25 @@ MAX_PICTURE_SECONDS = 600.0  # of a recording whose spectrograms are drawn, whic
 Blocks = Callable[[], Iterable[np.ndarray]]
 
 
+@dataclass(eq=False)
 class RecordingRestoration:
-    """The restoration of a file or an array: `analyze`, then `generate`, then `result`.
+    """The restoration of a file or an array: `analyze`, then `generate`, then `result`."""
 
-    Args:
-        blocks: opens the input: pieces (C, n) float32.
-        source_rate: of the input in Hz.
-        samples: of the input.
-        cutoff_hz: instead of the restorer's, in Hz.
-        target: opens a signal to resynthesise instead of generating one.
-    """
+    restorer: Restorer
+    blocks: Blocks  # opens the input: pieces (C, n) float32
+    source_rate: int  # of the input in Hz
+    channels: int
+    source_samples: int
+    cutoff_hz: float | None = None  # None takes the restorer's, or estimates it
+    target: Blocks | None = None  # opens a signal to resynthesise instead of generating one
 
-    def __init__(
-        self,
-        restorer: Restorer,
-        blocks: Blocks,
-        source_rate: int,
-        channels: int,
-        samples: int,
-        cutoff_hz: float | None = None,
-        target: Blocks | None = None,
-    ) -> None:
-        self.restorer = restorer
-        self.blocks = blocks
-        self.target = target
-        self.source_rate = source_rate
-        self.channels = channels
-        self.samples = max(math.ceil(samples * restorer.sample_rate / source_rate), 1)  # of the result
+    def __post_init__(self) -> None:
+        """Set what `analyze` and `generate` find."""
+        self.samples = max(math.ceil(self.source_samples * self.restorer.sample_rate / self.source_rate), 1)
         self.before = StreamSpectrum()
-        self.cutoff_hz: float | None = restorer.restore.cutoff_hz if cutoff_hz is None else cutoff_hz
-        self.peaks = np.zeros(channels)
+        if self.cutoff_hz is None:
+            self.cutoff_hz = self.restorer.restore.cutoff_hz
+        self.peaks = np.zeros(self.channels)
         self.chunks = 0  # per channel
         self.match = 1.0  # factor on the generated band
         self.gain = 1.0  # factor on the result
@@ -144,11 +134,7 @@ class RecordingRestoration:
         restorer, device = self.restorer, self.restorer.device
         unit = restorer.unit_samples
         units = -(-self.samples // unit)
-        chunks = ChunkRestorer(
-            restorer.net, restorer.autoencoder, restorer.features, restorer.diffusion, restorer.restore,
-            restorer.sampler, bands_below(restorer.features, cutoff_hz), self._context(),
-            restorer.condition_autoencoder or restorer.autoencoder,
-        )  # fmt: skip
+        chunks = ChunkRestorer(restorer, bands_below(restorer.features, cutoff_hz), self._context())
         samples = units * (unit + TAGS)
         self.chunks = len(restorer.chunker.spans(samples))
         compute = chunks.restore if self.target is None else chunks.autoencode
@@ -197,15 +183,13 @@ class Restorer(AudioInference):
     """Denoiser, autoencoder and vocoder on recordings whose band ends too early.
 
     The input is resampled, its cut-off estimated (`zoo.audiosr.data.cutoff.find_edge`) and its peak scaled to 0.95, as
-    in training. Chunks lie on the grid of the UNet's coarsest image; the noise of a position is the same in every
-    chunk and for all channels. Their log-mels are cross-faded and vocoded as one signal. Bands below the cut-off come
-    from the input, in the mel and once more, sample by sample, at the end. One factor brings the generated band to the
-    input's level, another restores that level. The result has ceil(samples * sample rate / input rate)
-    samples. Memory does not grow with the input: files are read three times (four with a global encoder), with two
-    temporary files of 4 bytes a sample. A global encoder takes the channel's log-mel, pooled to 1024 frames at most.
+    in training. The log-mels of chunks are cross-faded and vocoded as one signal; the noise of a position is the same
+    in every chunk and for all channels. Below the cut-off the result is the input, at the input's level. It has
+    ceil(samples * sample rate / input rate) samples. Memory does not grow with the input: files are read three times
+    (four with a global encoder), with two temporary files of 4 bytes a sample.
 
-    A band without an edge counts as full. Inputs that are full, silent, or whose given cut-off reaches 95 % of half the
-    sample rate, are only resampled. Inputs whose sample rate lacks more than the upper tenth of the band end there.
+    Inputs without an edge, silent ones, and those whose given cut-off reaches 95 % of half the sample rate, are only
+    resampled. Inputs whose sample rate lacks more than the upper tenth of the band end there.
 
     Args:
         net: UNet and, if there is one, global encoder.
@@ -213,8 +197,6 @@ class Restorer(AudioInference):
         vocoder: from log-mel to waveform; restoring needs one.
         features: the front end that all three were trained with.
         diffusion: the process that the net was trained on.
-        condition_autoencoder: encodes the input where the net was trained on another one's latents of it; None takes
-            `autoencoder`.
         restore: how to restore.
 
     Source: Liu et al., "AudioSR" (2023), section 2; chunks, cross-over and level are ours.
@@ -229,21 +211,20 @@ class Restorer(AudioInference):
         vocoder: FrozenVocoder | None,
         features: MelFeatures,
         diffusion: CosineDiffusion,
-        condition_autoencoder: FrozenAutoencoder | None = None,
         restore: RestoreOptions = DEFAULT_RESTORE,
     ) -> None:
         if vocoder is None or vocoder.net.receptive_frames is None:
             raise ValueError("restoring needs a vocoder that sees a bounded window: set model.init_args.vocoder")
         self.net = net
         self.autoencoder = autoencoder
-        self.condition_autoencoder = condition_autoencoder
         self.vocoder = vocoder
         self.features = features
         self.diffusion = diffusion
         self.restore = restore
         self.sampler = restore.sampler or DDIM()
         self.sample_rate = features.sample_rate
-        self.unit_samples = unit = unit_samples(net, autoencoder, features)
+        # one row of the coarsest image inside the UNet
+        self.unit_samples = unit = features.hop_length * autoencoder.factor * net.unet.factor
         window, overlap = (
             round(seconds * self.sample_rate / unit) for seconds in (restore.chunk_seconds, restore.overlap_seconds)
         )
@@ -357,8 +338,7 @@ class Restorer(AudioInference):
             pictures=False,
             **{name: value for name, value in values.items() if name in names},
         )
-        components = (self.net, self.autoencoder, self.vocoder, self.features, self.diffusion)
-        restorer = Restorer(*components, self.condition_autoencoder, options)
+        restorer = Restorer(self.net, self.autoencoder, self.vocoder, self.features, self.diffusion, options)
         restorer.with_figures = self.with_figures
         return answer_file(restorer, values["input"], folder, progress, ANSWER_FACTS)
 

@@ -52,9 +52,7 @@ def nearest_distances(points: Tensor, others: Tensor) -> Tensor:
     return torch.cat(nearest_of_rows)
 
 
-QUICK = ("frechet", "accuracy", "spread", "nearest")
-METRICS = (*QUICK, "manifold")
-MANIFOLD_ROWS = 5000  # of each set, drawn; the distances of all pairs must fit into memory
+METRICS = ("frechet", "accuracy", "spread", "nearest")
 
 
 class Comparison:
@@ -68,7 +66,6 @@ class Comparison:
         metrics: of `METRICS`.
         cache: folder for features of the reference, kept by a hash of images and extractor; None for none.
         batch_size: images through the extractor at once.
-        seed: of subsets and projections.
 
     Raises:
         ValueError: the moments are those of other features, or give none of the metrics.
@@ -79,11 +76,10 @@ class Comparison:
         reference: SampleSet | Moments,
         extractor: FeatureExtractor,
         train: SampleSet | None = None,
-        metrics: Sequence[str] = QUICK,
+        metrics: Sequence[str] = METRICS,
         cache: Path | None = None,
         batch_size: int = BATCH,
         device: str = "cpu",
-        seed: int = 0,
     ) -> None:
         for name in metrics:
             check_one_of(METRICS, metrics=name)
@@ -91,7 +87,6 @@ class Comparison:
         self.train = train
         self.batch_size = batch_size
         self.device = device
-        self.seed = seed
         if isinstance(reference, Moments):
             if extractor.dims != len(reference.mean):
                 raise ValueError(
@@ -120,14 +115,11 @@ class Comparison:
         return cached_features(self.extractor, samples.pixels, cache, self.batch_size, self.device)
 
     def figures(self, samples: SampleSet, features: Tensor | None = None) -> dict[str, float]:
-        """All figures that can be had, by name; the features of the samples may be given where they are known.
+        """Compute the metrics asked for that can be had, by name, of samples whose features may be given.
 
-        Returns:
-            Those whose metric was asked for: `frechet`; `precision`, `recall`, `density`,
-            `coverage`; `accuracy`, the share of samples that the classifier takes for their
-            label; `std_ratio`, the spread of features around their class's mean as a share of the reference's, averaged
-            over classes; `nearest`, the median distance of a sample to the nearest training image in pixels (Euclidean,
-            of values in [-1, 1]), and `nearest_ratio`, the same as a share of that of the reference: near 0 for copies.
+        `accuracy` is the share of samples that the classifier takes for their label; `std_ratio` the spread of features
+        around their class's mean as a share of the reference's, averaged over classes; `nearest` the median distance of
+        a sample to the nearest training image in pixels of [-1, 1]; `nearest_ratio` that as a share of the reference's.
         """
         fake = self.features(samples) if features is None else features
         figures: dict[str, float] = {}
@@ -144,8 +136,6 @@ class Comparison:
                 figures["nearest_ratio"] = figures["nearest"] / max(
                     float(self._held_out_nearest.median()), distances.TINY
                 )
-        if "manifold" in self.metrics:
-            figures |= distances.manifold_scores(self._some(self.real), self._some(fake))
         return figures
 
     def right(self, samples: SampleSet, features: Tensor) -> np.ndarray | None:
@@ -158,9 +148,3 @@ class Comparison:
         if "nearest" not in self.metrics or self.train is None:
             return None
         return nearest_distances(samples.images().flatten(1), self.train.images().flatten(1))
-
-    def _some(self, features: Tensor) -> Tensor:
-        if len(features) <= MANIFOLD_ROWS:
-            return features
-        order = torch.randperm(len(features), generator=torch.Generator().manual_seed(self.seed))
-        return features[order[:MANIFOLD_ROWS]]

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from zoo.common.atomic_files import write_atomic
 from zoo.common.tensors import seeded_rng
-from zoo.flow.data.images import checksum
 from zoo.flow.evaluation.features import ClassifierFeatures, resized, with_channels
-
-log = logging.getLogger(__name__)
 
 RESOLUTION = 8  # pixels, of scikit-learn's digits
 DIMS = 64
@@ -37,7 +28,6 @@ ROTATION_DEGREES = 10.0
 SCALE = 0.1
 SHEAR = 0.1
 NOISE = 0.2  # standard deviation, where images lie in [-1, 1]
-RECIPE = 1  # increase with any change above: cached classifiers are then trained again
 
 
 class DigitsClassifier(ClassifierFeatures):
@@ -130,31 +120,3 @@ def _augmented(images: Tensor) -> Tensor:
     # the border of a sampled grid is 0, that of a digit -1
     moved = F.grid_sample(images + 1, places, align_corners=False) - 1
     return moved + NOISE * torch.randn_like(moved)
-
-
-def load_classifier(path: Path) -> DigitsClassifier:
-    """Read a classifier that `cached_digits_classifier` wrote, in evaluation mode on the CPU."""
-    try:
-        state = load_file(path)
-        net = DigitsClassifier(len(state["head.weight"]))
-        net.load_state_dict(state)
-    except (SafetensorError, KeyError, RuntimeError) as error:
-        raise ValueError(f"{path}: no digits classifier of this version ({error}); delete it") from error
-    return net.eval().requires_grad_(False)
-
-
-def cached_digits_classifier(
-    images: Tensor, labels: Sequence[int], seed: int = 0, cache: Path | None = Path("runs/cache")
-) -> DigitsClassifier:
-    """The classifier of these images from `<cache>/classifiers/`, trained on the first call; None keeps nothing."""
-    if cache is None:
-        return train_digits_classifier(images, labels, seed)
-    data = np.ascontiguousarray(images.float().cpu().numpy())
-    key = f"{checksum(data)} {tuple(images.shape)} {list(labels)} {seed} {RECIPE}"
-    path = Path(cache) / "classifiers" / f"digits_{checksum(key.encode())}.safetensors"
-    if path.is_file():
-        return load_classifier(path)
-    net = train_digits_classifier(images, labels, seed)
-    log.info("digits classifier trained on %d images: %s", len(images), path)
-    write_atomic(path, lambda file: file.write(save(net.state_dict())))
-    return net

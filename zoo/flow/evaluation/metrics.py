@@ -1,4 +1,4 @@
-"""How near generated samples are to real ones: Fréchet distance, manifolds, Chamfer distance.
+"""How near generated samples are to real ones: Fréchet distance and Chamfer distance.
 
 All compare features or points, real (N, D) with fake (M, D); none downloads a net. State N and the extractor beside
 every figure: with fewer samples than dimensions a Fréchet distance is biased upwards, and figures of different
@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from zoo.common.checks import check_at_least
 
 CHUNK = 1024  # rows per block of a distance matrix
 TINY = 1e-12
@@ -49,29 +47,6 @@ def frechet_distance(real: Tensor | Moments, fake: Tensor | Moments) -> float:
     root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
     mixed = torch.linalg.eigvalsh(root @ cov_b @ root).clamp(min=0).sqrt().sum()
     return float((mean_a - mean_b).square().sum() + cov_a.trace() + cov_b.trace() - 2 * mixed)
-
-
-def manifold_scores(real: Tensor, fake: Tensor, neighbours: int = 5) -> dict[str, float]:
-    """Precision, recall, density and coverage: do samples lie among the real ones, and all over them?
-
-    1 is best, density may exceed it; `neighbours` is the k of the balls around each feature.
-
-    Source: Kynkäänniemi et al., "Improved Precision and Recall" (2019); Naeem et al., "Reliable Fidelity and Diversity
-    Metrics" (2020).
-    """
-    check_at_least(1, neighbours=neighbours)
-    real, fake = checked_pair(real, fake, neighbours + 1)
-    # the nearest feature of a set to its own member is that member
-    real_radius = _squared_distances(real, real).kthvalue(neighbours + 1, dim=1).values
-    fake_radius = _squared_distances(fake, fake).kthvalue(neighbours + 1, dim=1).values
-    across = _squared_distances(real, fake)
-    in_real = across <= real_radius[:, None]
-    return {
-        "precision": float(in_real.any(dim=0).double().mean()),
-        "recall": float((across <= fake_radius[None]).any(dim=1).double().mean()),
-        "density": float(in_real.double().sum() / (neighbours * len(fake))),
-        "coverage": float(in_real.any(dim=1).double().mean()),
-    }
 
 
 def chamfer(first: Tensor, second: Tensor) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor
 from zoo.common.checks import check_one_of
 from zoo.flow.data import points
 from zoo.flow.evaluation.comparison import Comparison
-from zoo.flow.evaluation.digits_classifier import cached_digits_classifier
+from zoo.flow.evaluation.digits_classifier import train_digits_classifier
 from zoo.flow.evaluation.features import FeatureExtractor, PixelFeatures
 from zoo.flow.evaluation.fid_inception import load_fid_inception
 from zoo.flow.evaluation.metrics import Moments, chamfer
@@ -46,8 +46,6 @@ def build_extractor(
     shape: Sequence[int],
     train: SampleSet | None,
     weights: Path | None = None,
-    seed: int = 0,
-    cache: Path | None = None,
 ) -> FeatureExtractor:
     """The feature net that a user asked for, for images of shape (H, W, C); see `zoo evaluate flow`.
 
@@ -66,7 +64,7 @@ def build_extractor(
                 f'extractor "digits" is for images of at most {MAX_DIGITS_SIDE} pixels, found {shape[0]}: '
                 'take "fid" or "pixels"'
             )
-        return cached_digits_classifier(train.images(), train.labels, seed, cache)
+        return train_digits_classifier(train.images(), train.labels)
     if weights is None:
         raise ValueError(f'extractor "{name}" needs its file: give --weights FILE')
     return load_fid_inception(weights)
@@ -97,5 +95,5 @@ def build_quality(
     if len(shape) != 3:
         raise ValueError(f"samples of shape {shape} are no images: name the set that they are points of (--point_set)")
     real, train_images = read_sets(reference, train, (shape[-1], shape[0]), val_every, split_seed)
-    net = build_extractor(extractor, (*shape[1:], shape[0]), train_images, weights, cache=cache)
+    net = build_extractor(extractor, (*shape[1:], shape[0]), train_images, weights)
     return Comparison(real, net, train_images, cache=cache, device=device)

@@ -1,4 +1,4 @@
-"""Quality for a number of evaluations: solvers against each other, and guidance scales, as tables and figures.
+"""Quality for a number of evaluations: solvers against each other, and guidance scales, as tables.
 
 All cells of a table start from the same noise. NFE counts evaluations of the field for one sample: a guided evaluation
 runs the net once on twice the batch and counts as one; `passes` counts rows through the net, so it is two there.
@@ -11,14 +11,14 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import torch
 from rich.console import Console
 from torch import nn
 
 from zoo.common.locks import writes_into
-from zoo.common.reports import new_figure, terminal_table, write_report
+from zoo.common.reports import terminal_table, write_report
 from zoo.flow.data import points
 from zoo.flow.evaluation.evaluate import describe_run
 from zoo.flow.evaluation.references import ExtractorName, Quality, build_quality
@@ -27,9 +27,6 @@ from zoo.flow.inference.sampler import Sampler
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.sampling import straightness
 from zoo.flow.process.solvers import TABLEAUS, Method, Solver
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +40,6 @@ CAPTION = (
     "NFE: evaluations of the field per sample; a guided one is one call of the net on twice the batch. "
     "@n: n evaluations were made, the most below the budget, or as many as dopri5 chose."
 )
-LOG_RANGE = 3  # figures that differ by more are drawn on a log axis
 
 
 def measure(sampler: Sampler, samples: SampleRequests, quality: Quality) -> Row:
@@ -162,25 +158,6 @@ def print_table(rows: Sequence[Row], title: str) -> None:
     console.print(CAPTION)
 
 
-def plot_table(rows: Sequence[Row], title: str) -> Figure:
-    """Plot each figure against the evaluations, a line per series, on log axes where the values span enough."""
-    names = list(rows[0]["quality"])
-    figure = new_figure(5.5 * len(names), 4.5)
-    figure.suptitle(title)
-    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-        for series in dict.fromkeys(row["series"] for row in rows):
-            points = sorted((row["nfe"], row["quality"][name]) for row in rows if row["series"] == series)
-            axes.plot(*zip(*points, strict=True), marker="o", markersize=3, linewidth=1.2, label=series)
-        values = [row["quality"][name] for row in rows]
-        if min(values) > 0 and max(values) > LOG_RANGE * min(values):
-            axes.set_yscale("log")
-        axes.set(xscale="log", xlabel="evaluations per sample (NFE)", ylabel=name)
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.grid(True, which="major", alpha=0.3)
-        axes.legend(fontsize="small")
-    return figure
-
-
 def compare(
     sampler: Sampler,
     output: Path,
@@ -191,7 +168,7 @@ def compare(
     scales: Sequence[float] = SCALES,
     tolerances: Sequence[float] = TOLERANCES,
 ) -> dict[str, list[Row]]:
-    """Print, write and plot solvers x NFE ("solvers") and, for a net with classes, guidance x NFE ("guidance").
+    """Print and write solvers x NFE ("solvers") and, for a net with classes, guidance x NFE ("guidance").
 
     Returns:
         The rows of `solver_table` and `guidance_table`.
@@ -206,7 +183,7 @@ def compare(
     for name, rows in tables.items():
         print_table(rows, name)
         content = describe_run() | {"samples": len(seeds), "seed": request.seed, "rows": rows}
-        write_report(Path(output), {f"{name}.json": content, f"{name}.png": plot_table(rows, name)})
+        write_report(Path(output), {f"{name}.json": content})
     return tables
 
 
@@ -230,11 +207,11 @@ def compare_solvers(
     split_seed: int | None = None,
     device: str = "cpu",
 ) -> None:
-    """Compare solvers and guidance scales by quality at equal numbers of net calls (NFE): tables, JSON and plots.
+    """Compare solvers and guidance scales by quality at equal numbers of net calls (NFE): tables and JSON.
 
     Args:
         run: run folder, checkpoint or export.
-        output: folder for solvers.json, solvers.png, guidance.json and guidance.png.
+        output: folder for solvers.json and guidance.json.
         point_set: the set that a net of points was trained on; evaluated by the Chamfer distance to as many points.
         reference: real images, as for `zoo evaluate flow`; scikit-learn's digits when not given.
         train: the training images, likewise.
@@ -242,7 +219,7 @@ def compare_solvers(
         weights: file of the extractor, where it needs one.
         count: samples in each cell.
         labels: classes by number or name, taken in turns; all when not given.
-        seed: of the noise, which all cells share.
+        seed: of the noise of all cells.
         methods: solvers; all when not given, '[]' leaves that table out.
         budgets: net calls for a sample.
         scales: of guidance, for a net with classes.
@@ -263,8 +240,6 @@ def evaluate_straightness(sampler: Sampler, labels: Sequence[int] | None, seeds:
     """Mean `straightness` of the paths of samples; the solver's grid is that of the integral.
 
     On pairs, `val/loss` of FlowTask is the same integral along the pairs' own lines (with sigma_min 0, per element).
-
-    Source: Liu et al., "Flow Straight and Fast" (2023), section 2.2.
     """
     sampler.check_request(labels, seeds)
     total = 0.0

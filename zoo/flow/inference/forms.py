@@ -14,6 +14,7 @@ import torch
 from zoo.common.atomic_files import write_atomic
 from zoo.flow import rendering
 from zoo.flow.data.image_sets import SUFFIXES
+from zoo.flow.inference.request_files import read_conditions
 from zoo.flow.process.conditions import GenerationConditions
 from zoo.flow.process.guidance import Guidance, NestedGuidance
 from zoo.flow.process.sampling import SAMPLES
@@ -123,7 +124,7 @@ def _conditions(sampler: Sampler, values: Mapping[str, Any], seeds: Sequence[int
         return None
     prompts = [values.get("prompt") or ""] * len(seeds) if sampler.text is not None else None
     images, masks = ([values[key]] * len(seeds) if values.get(key) else [] for key in ("image", "mask"))
-    return sampler.read_conditions(seeds, prompts, images, masks)
+    return read_conditions(sampler, seeds, prompts, images, masks)
 
 
 def _labels(sampler: Sampler, values: Mapping[str, Any]) -> list[int]:

@@ -188,9 +188,8 @@ def sample(
 ) -> dict[str, Any]:
     """Draw samples from a run into a folder: 0.png, 1.png, ..., labels.csv, a grid and an animation.
 
-    Samples that are no images are `0.npy`, ..., and together `samples.npy`; `settings.json` says how they were made.
     Sample i is the same for any chunk, device or number of processes, up to rounding. The same call resumes after a
-    kill. Under torchrun the processes share the work.
+    kill; under torchrun the processes share the work. Samples that are no images become `.npy` files.
 
     Args:
         run: run folder, checkpoint or export; its averaged weights, where it has them.
@@ -205,8 +204,8 @@ def sample(
         grid: write the first 100 as one picture, OUTPUT_grid.png.
         trajectory: write an animation of the first 64 from noise to data, OUTPUT_trajectory.gif.
         device: torch device.
-        prompts: texts, taken in turns, for a run that takes them: --prompts "a cat", or '["a", "b"]'; "" is none.
-        images: for a run that takes images: one, or a folder of them, taken in turns by name.
+        prompts: texts in turns, for a run that takes them: --prompts "a cat", or '["a", "b"]'; "" is none.
+        images: likewise: one, or a folder of them, by name.
         masks: likewise, white where an image is to be generated; random rectangles when not given.
     """
     sampler = load_sampler(run, solver, guidance, chunk, device)

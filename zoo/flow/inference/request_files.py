@@ -1,12 +1,17 @@
-"""Request files: what samples are asked for, a JSON object a line."""
+"""Files of samples to draw: requests, a JSON object a line, and the images and masks that they name."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from zoo.common.journal import read_lines
+from zoo.flow import rendering
+from zoo.flow.data.images import FileImages, Framing
 from zoo.flow.process.conditions import GenerationConditions
 
 if TYPE_CHECKING:
@@ -16,7 +21,12 @@ CONDITION_KEYS = ("prompt", "image", "mask")
 
 
 def read_request_file(path: Path, sampler: Sampler) -> tuple[list[int] | None, list[int], GenerationConditions | None]:
-    """Labels (None without classes), seeds and conditions of the samples of a request file; see `Sampler`."""
+    """Read labels (None without classes), seeds and conditions of the samples of a request file.
+
+    A line is a sample, `{"label": 3, "seed": 7}`, or several of neighbouring seeds: with `"count": 100` the seeds 7 to
+    106. A label may be the name of a class. Where the net takes them, a line has `"prompt": "..."` ("" when left out),
+    `"image": "cat.png"` and perhaps `"mask": "hole.png"` (white is missing), from the folder of the file.
+    """
     rows = []
     for number, line in enumerate(read_lines(path), start=1):
         if line.strip():
@@ -33,8 +43,52 @@ def read_request_file(path: Path, sampler: Sampler) -> tuple[list[int] | None, l
         if files[key] and len(files[key]) < len(rows):
             raise ValueError(f"{path}: some lines have an {key}, others none: give one in each")
     prompts = [row.get("prompt", "") for row in rows] if sampler.text is not None else None
-    conditions = sampler.read_conditions(seeds, prompts, files["image"], files["mask"])
+    conditions = read_conditions(sampler, seeds, prompts, files["image"], files["mask"])
     return labels if sampler.net.num_classes else None, seeds, conditions
+
+
+def write_request_file(stem: Path, sampler: Sampler) -> Path:
+    """Write a request for one sample of each class, four at most; for four samples of a net without classes."""
+    rows: list[dict[str, Any]]
+    rows = [{"label": k + 1, "seed": k} for k in range(min(sampler.net.num_classes, 4))] or [{"seed": 0, "count": 4}]
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    if sampler.text is not None:
+        rows = [{**row, "prompt": "an example"} for row in rows]
+    if sampler.image_condition is not None:
+        rendering.write_png(stem.with_name(f"{stem.name}.png"), sampler.blank_image()[0])
+        rows = [{**row, "image": f"{stem.name}.png"} for row in rows]
+    path = stem.with_name(f"{stem.name}.jsonl")
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def read_conditions(
+    sampler: Sampler,
+    seeds: Sequence[int],
+    prompts: Sequence[str] | None,
+    images: Sequence[Path],
+    masks: Sequence[Path],
+) -> GenerationConditions | None:
+    """`Sampler.make_conditions` of image files and masks (white is missing), resized as `ImageData` does."""
+    if not images and not masks:
+        return sampler.make_conditions(seeds, prompts)
+    if sampler.image_condition is None:
+        raise ValueError("the net takes no images")
+    side = sampler.image_condition.side(sampler.sample_shape[-1])
+    pixels = _read_images(images, Framing(side, sampler.sample_shape[0])) if images else None
+    holes = _read_images(masks, Framing(side, 1))[..., 0] > 127 if masks else None
+    return sampler.make_conditions(seeds, prompts, pixels, holes)
+
+
+def _read_images(paths: Sequence[Path], framing: Framing) -> np.ndarray:
+    """Pixels (B, H, W, C) of files, each read once."""
+    read: dict[Path, np.ndarray] = {}
+    for path in paths:
+        if path not in read:
+            if not path.is_file():
+                raise FileNotFoundError(f"no image {path}")
+            read[path] = FileImages(path.parent, [path]).pixels(0, framing)
+    return np.stack([read[path] for path in paths])
 
 
 def _read_row(line: str, sampler: Sampler) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from zoo.common.checks import check_at_least
 from zoo.common.environment import local_device
 from zoo.common.tensors import state_digest
 from zoo.flow.data.image_sets import image_files
+from zoo.flow.inference.request_files import read_conditions
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.process.conditions import GenerationConditions
 from zoo.flow.process.guidance import Guidance
@@ -83,7 +84,7 @@ class GenerationRequest:
         if sampler.text is not None and not self.prompts:
             raise ValueError("prompts are needed: the net takes them; --prompts 'a cat', or '' for none")
         prompts = turns(self.prompts) if self.prompts else None
-        return sampler.read_conditions(seeds, prompts, *(turns(paths) for paths in self.files().values()))
+        return read_conditions(sampler, seeds, prompts, *(turns(paths) for paths in self.files().values()))
 
 
 def _image_files(path: Path | None) -> list[Path]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,18 +14,18 @@ import torch
 from torch import Tensor
 
 from zoo.common.atomic_files import write_atomic
-from zoo.common.checks import check_at_least
+from zoo.common.checks import check_at_least, check_one_of
 from zoo.flow import rendering
-from zoo.flow.data.images import FileImages, Framing, to_values
+from zoo.flow.data.images import to_values
 from zoo.flow.inference import forms
-from zoo.flow.inference.request_files import CONDITION_KEYS, read_request_file
+from zoo.flow.inference.request_files import CONDITION_KEYS, read_request_file, write_request_file
 from zoo.flow.inference.validation_samples import log_validation_samples
 from zoo.flow.nets.latent_space import LatentSpace
 from zoo.flow.nets.velocity import VectorField, VelocityNet
 from zoo.flow.process.conditions import ConditionBatch, GenerationConditions, TextEncoder, add_nulls
 from zoo.flow.process.guidance import Guidance, check_labels, velocity_field
 from zoo.flow.process.image_conditions import ImageCondition
-from zoo.flow.process.paths import AffinePath, Prediction
+from zoo.flow.process.paths import PREDICTIONS, AffinePath, Prediction
 from zoo.flow.process.sampling import noise
 from zoo.flow.process.solvers import Method, Solution, Solver
 from zoo.runs.export import CALL_USAGE
@@ -40,13 +39,8 @@ if TYPE_CHECKING:
 class Sampler(Inference):
     """Draws samples, each from its seed.
 
-    A request file (`.jsonl`) holds one sample per line, `{"label": 3, "seed": 7}`, or several of one label with
-    neighbouring seeds: `{"label": 3, "seed": 7, "count": 100}` is the seeds 7 to 106. A label may be the name of a
-    class. Where the net takes texts or images, a line has them as `"prompt": "..."` ("" when left out), `"image":
-    "cat.png"` and, where parts of it are to be made, `"mask": "hole.png"` (white is missing), both from the folder of
-    the file. Its result is a PNG: images row by row, in about as many columns as rows, each above the name of its
-    class; points of the plane as a scatter plot, with the points themselves beside it as `.npy` (B, 2). The PNG is
-    written last: where it is, the rest is whole.
+    A file of requests (see `read_request_file`) gives a PNG: images row by row, each above the name of its class, or a
+    scatter plot of points, with the points themselves as `.npy` (B, 2).
 
     A sample does not depend on the others, but for rounding; with dopri5, whose steps suit a whole chunk, but for its
     tolerances.
@@ -83,6 +77,7 @@ class Sampler(Inference):
         image_condition: ImageCondition | None = None,
     ) -> None:
         check_at_least(1, chunk=chunk)
+        check_one_of(PREDICTIONS, prediction=prediction)
         for name, value, kind in (("solver", solver, Solver), ("guidance", guidance, Guidance)):
             if value is not None and not isinstance(value, kind):
                 raise ValueError(f"{name} is null or {{class_path: ..., init_args: {{...}}}}, found {value!r}")
@@ -293,26 +288,8 @@ class Sampler(Inference):
             encoded = self.image_condition.from_user(to_values(np.array(images)), holes, seeds)
         return None if prompts is None and encoded is None else GenerationConditions(prompts, encoded)
 
-    def read_conditions(
-        self, seeds: Sequence[int], prompts: Sequence[str] | None, images: Sequence[Path], masks: Sequence[Path]
-    ) -> GenerationConditions | None:
-        """As `make_conditions`, of image files and masks (white is missing), read and resized as `ImageData` does."""
-        if not images and not masks:
-            return self.make_conditions(seeds, prompts)
-        if self.image_condition is None:
-            raise ValueError("the net takes no images")
-        side = self.image_condition.side(self.sample_shape[-1])
-        pixels = _read(images, Framing(side, self.sample_shape[0])) if images else None
-        holes = _read(masks, Framing(side, 1))[..., 0] > 127 if masks else None
-        return self.make_conditions(seeds, prompts, pixels, holes)
-
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
-        """Draw what a request file asks for.
-
-        Returns:
-            `images` or `points`, how many; `classes`, how many of each, where they have names; `nfe`, evaluations of
-            the field for each (see `Solution`; with dopri5 the most that a chunk took).
-        """
+        """Draw what a request file asks for; return the numbers of `images` or `points`, of `classes`, and `nfe`."""
         image = rendering.check_drawable(self.sample_shape)
         labels, seeds, conditions = read_request_file(source, self)
         names = self.class_names(labels)
@@ -349,25 +326,15 @@ class Sampler(Inference):
     def dry_run(self) -> str:
         """Draw one sample."""
         prompts = None if self.text is None else [""]
-        conditions = self.make_conditions([0], prompts, None if self.image_condition is None else self._blank())
+        conditions = self.make_conditions([0], prompts, None if self.image_condition is None else self.blank_image())
         result = self.sample([1] if self.net.num_classes else None, [0], conditions)
         return f"1 sample of shape {tuple(result.shape[1:])}"
 
     def write_example(self, stem: Path) -> Path:
         """Write a request for one sample of each class, four at most; for four samples of a net without classes."""
-        path = stem.with_name(f"{stem.name}.jsonl")
-        rows: list[dict[str, Any]]
-        rows = [{"label": k + 1, "seed": k} for k in range(min(self.net.num_classes, 4))] or [{"seed": 0, "count": 4}]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if self.text is not None:
-            rows = [{**row, "prompt": "an example"} for row in rows]
-        if self.image_condition is not None:
-            rendering.write_png(stem.with_name(f"{stem.name}.png"), self._blank()[0])
-            rows = [{**row, "image": f"{stem.name}.png"} for row in rows]
-        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-        return path
+        return write_request_file(stem, self)
 
-    def _blank(self) -> np.ndarray:
+    def blank_image(self) -> np.ndarray:
         """A grey image (1, H, W, C) as one that is given."""
         assert self.image_condition is not None
         side = self.image_condition.side(self.sample_shape[-1])
@@ -429,17 +396,6 @@ class MeanFlowSampler(Sampler):
             replace(field, allowed=("euler",), default="euler") if field.name == "method" else field
             for field in super().fields()
         )
-
-
-def _read(paths: Sequence[Path], framing: Framing) -> np.ndarray:
-    """Pixels (B, H, W, C) of files, each read once."""
-    read: dict[Path, np.ndarray] = {}
-    for path in paths:
-        if path not in read:
-            if not path.is_file():
-                raise FileNotFoundError(f"no image {path}")
-            read[path] = FileImages(path.parent, [path]).pixels(0, framing)
-    return np.stack([read[path] for path in paths])
 
 
 def _check_euler(solver: Solver) -> None:

@@ -188,13 +188,10 @@ class DiT(VelocityNet):
         check_one_of(POSITIONS, positions=positions)
         check_within(0, 1, dropout=dropout)
         depth, dim, heads = (value or default for value, default in zip((depth, dim, heads), SIZES[size], strict=True))
-        sides = (image_resolution,) * 2 if isinstance(image_resolution, int) else tuple(image_resolution)
         check_at_least(1, patch=patch, depth=depth, heads=heads, hidden_mult=hidden_mult)
         if dim % (4 * heads):
             raise ValueError(f"dim is a multiple of four times the heads, which dim {dim} and heads {heads} are not")
-        if len(sides) != 2 or any(side < patch or side % patch for side in sides):
-            raise ValueError(f"image_resolution {image_resolution} is no multiple of the patch, {patch}")
-        self.sample_shape = (in_channels, *sides)
+        self.sample_shape = (in_channels, *_patched_sides(image_resolution, patch))
         self.num_classes = num_classes
         self.patch = patch
         self.dim, self.heads = dim, heads
@@ -268,6 +265,13 @@ class DiT(VelocityNet):
                 nn.init.xavier_uniform_(layer.weight.flatten(1))
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
+
+
+def _patched_sides(resolution: int | tuple[int, int], patch: int) -> tuple[int, ...]:
+    sides = (resolution,) * 2 if isinstance(resolution, int) else tuple(resolution)
+    if len(sides) != 2 or any(side < patch or side % patch for side in sides):
+        raise ValueError(f"image_resolution {resolution} is no multiple of the patch, {patch}")
+    return sides
 
 
 def _merge_patches(h: Tensor, rows: int, columns: int, patch: int) -> Tensor:

@@ -9,8 +9,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from zoo.common.checks import check_one_of
-
 Prediction = Literal["velocity", "x1", "noise"]
 PREDICTIONS = ("velocity", "x1", "noise")
 
@@ -35,7 +33,6 @@ class AffinePath(ABC):
 
     def target(self, x0: Tensor, x1: Tensor, t: Tensor, prediction: Prediction = "velocity") -> Tensor:
         """What a net is to predict at `sample(x0, x1, t)`: dx_t/dt ("velocity"), the data ("x1") or x_0 ("noise")."""
-        check_one_of(PREDICTIONS, prediction=prediction)
         if prediction == "x1":
             return x1
         if prediction == "noise":
@@ -48,7 +45,6 @@ class AffinePath(ABC):
 
         Times are taken at least 1e-4 away from both ends, where the estimates would not be determined.
         """
-        check_one_of(PREDICTIONS, prediction=prediction)
         alpha, sigma, d_alpha, d_sigma = self._at(t.clamp(TIME_MARGIN, 1 - TIME_MARGIN), x)
         if prediction == "x1":
             return (x - alpha * output) / sigma, output
@@ -59,7 +55,6 @@ class AffinePath(ABC):
 
     def to_velocity(self, output: Tensor, x: Tensor, t: Tensor, prediction: Prediction) -> Tensor:
         """The velocity dx_t/dt that a prediction at x implies; arguments as in `endpoints`."""
-        check_one_of(PREDICTIONS, prediction=prediction)
         if prediction == "velocity":
             return output
         x0, x1 = self.endpoints(output, x, t, prediction)

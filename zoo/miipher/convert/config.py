@@ -23,7 +23,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     if "upsample_rates" in settings.values:
         raise ValueError(
             f"{settings.path} configures the vocoder with a prenet, which is not trained here: begin with "
-            "configs/miipher/hifigan_pretrain_layer_6.yaml or hifigan_finetune_layer_6.yaml"
+            "miipher/hifigan_pretrain_layer_6 or miipher/hifigan_finetune_layer_6"
         )
     recipe = {
         "seed_everything": settings.get("seed", 1234),

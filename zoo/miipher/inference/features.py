@@ -20,6 +20,7 @@ from zoo.common.configs import load_run_config
 from zoo.common.environment import local_device
 from zoo.common.registry import public_name
 from zoo.common.reports import Row
+from zoo.common.systems import recipe_paths
 from zoo.common.tensors import state_digest
 from zoo.miipher.nets.cleaner import Encoder
 from zoo.runs.checkpoints import find_checkpoint
@@ -154,12 +155,13 @@ def cache_features(
     Args:
         input: audio file, or folder of them.
         output: folder to write: the same tree of (C, F) float16 files.
-        encoder: a recipe (its model.encoder), or a run, checkpoint or export (its trained encoder).
+        encoder: a recipe by name or file (its model.encoder), or a run, checkpoint or export (its trained encoder).
         overwrite: compute also finished ones.
         device: torch device.
         rank: of this process.
         world_size: processes that share the files.
     """
+    encoder = recipe_paths().get(str(encoder), encoder)
     net = read_encoder(encoder)
     options: dict[str, Any] = {}
     if encoder.suffix in (".yaml", ".yml"):
