@@ -76,10 +76,3 @@ def test_it_stops_and_keeps_its_counters(tmp_path):
     second = LossMonitor(patience=3)
     _, task = fit([5.0] * 8, second, ckpt_path=tmp_path / "a.ckpt", max_epochs=2)
     assert second.monitor.best == first.monitor.best and len(task.trail) == 1
-
-
-def test_refusals():
-    with pytest.raises(ValueError, match="factor"):
-        LossMonitor(factor=1.0)
-    with pytest.raises(ValueError, match="LossMonitor"):
-        fit([1.0], LossMonitor(), Task(automatic=False))

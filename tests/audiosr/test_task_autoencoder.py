@@ -56,9 +56,3 @@ def test_discriminator_joins_after_the_warm_up(tmp_path: Path) -> None:
     later = adversarial(step=GANStep(discriminator_start=2))
     trainer(tmp_path, max_steps=3).fit(later, datamodule=Data())
     assert any(not torch.equal(value, before[name]) for name, value in later.patch.state_dict().items())
-
-
-def test_bands_that_do_not_fit() -> None:
-    losses = {"recon": Reconstruction()}
-    with pytest.raises(ValueError, match="n_mels is 32, no multiple of the autoencoder's factor 64"):
-        AutoencoderTask(AutoencoderKL(1, 1, [4] * 7, 1, 2, norm_num_groups=2), features(), losses, adam)

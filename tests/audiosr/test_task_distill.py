@@ -8,17 +8,19 @@ import torch
 from torch import Tensor
 
 from tests.audiosr.task_parts import AUTOENCODER, Data, Save, denoiser, features, trainer
-from zoo.audiosr.diffusion import CosineDiffusion, time_grid
+from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.losses import DiffusionStep, DiffusionTerm, Latent
 from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser, concat
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenDenoiser
 from zoo.audiosr.options import RestoreOptions
+from zoo.audiosr.samplers import time_grid
 from zoo.audiosr.task import ValidationOptions
-from zoo.audiosr.task_distill import DistillationTask, grid_rotations
+from zoo.audiosr.task_distill import DistillationTask
 from zoo.blocks.image import classifier_free_guidance
 from zoo.runs.checkpoints import load_checkpoint
+from zoo.training.callbacks.checkpoint_contents import CheckpointContents
 from zoo.training.callbacks.ema import EMA
-from zoo.training.resume import RNGState
+from zoo.training.callbacks.rng import RNGState
 
 UNET: dict[str, Any] = {
     "in_channels": 4, "out_channels": 2, "channels": 8, "multipliers": [1, 2], "blocks": 1, "attention_factors": [2],
@@ -110,22 +112,6 @@ def test_target_is_what_steps_of_ddim_lead_to(config: Any) -> None:
         torch.testing.assert_close(remaining.step.target[one], (own_signal * x - aim) / own_sigma, rtol=1e-3, atol=1e-3)
 
 
-def test_exact_denoiser_of_one_point_is_its_own_student() -> None:
-    """All of whose paths are straight: every number of steps leads to the point."""
-    point = torch.randn(2, 8, 16)
-    task = student(steps=1)
-
-    class Exact(torch.nn.Module):
-        def forward(self, x: Tensor, t: Tensor, *context: Tensor | None) -> Tensor:
-            signal, sigma = (table[t][:, None, None, None] for table in (task.diffusion.signal, task.diffusion.sigma))
-            return (signal * x[:, :2] - point) / sigma
-
-    task.net.unet = task.teacher.net.unet = Exact()
-    _, condition, t, noise, place = sample_inputs(task, 16)
-    loss = task._objective()(point.repeat(16, 1, 1, 1), condition, t, noise, place, None)["latent"]
-    assert float(loss) < 1e-5
-
-
 def test_student_begins_as_the_teacher_and_brings_its_sampler(tmp_path: Path) -> None:
     made = teacher()
     task = student(teacher=made)
@@ -143,14 +129,14 @@ def test_student_begins_as_the_teacher_and_brings_its_sampler(tmp_path: Path) ->
     assert task.specs["options"]["restore"] == {
         "sampler": {"class_path": "zoo.audiosr.DDIM", "init_args": {"steps": 2}}, "seed": 3
     }  # fmt: skip
-    assert task.restore.sampler.steps == 2
+    assert task.restore.sampler.steps == 2 and task.validation_sampler is task.restore.sampler
 
 
 def test_resume_goes_on_bit_for_bit(tmp_path: Path) -> None:
     results = []
     for name, resumed in (("whole", None), ("resumed", str(tmp_path / "whole" / "2.ckpt"))):
         (tmp_path / name).mkdir()
-        callbacks = [EMA(["net"], 0.9), RNGState(), Save(tmp_path / name)]
+        callbacks = [EMA(["net"], 0.9), CheckpointContents(), RNGState(), Save(tmp_path / name)]
         task = student(denoiser("residual"), teacher=teacher(FUSED), teacher_guidance=2.0)
         run = trainer(tmp_path / name, max_steps=4, callbacks=callbacks)
         run.fit(task, datamodule=Data(), ckpt_path=resumed)
@@ -187,14 +173,3 @@ def test_copy_of_a_teacher_knows_the_autoencoder(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         student(**settings)
-
-
-@pytest.mark.parametrize(("teacher_steps", "steps"), [(60, 4), (50, 1), (12, 3), (1000, 2), (7, 7)])
-def test_turns_add_up(teacher_steps: int, steps: int) -> None:
-    times, turns = grid_rotations(CosineDiffusion(), teacher_steps, steps)
-    assert times[-1] == -1 and len(times) == teacher_steps + 1
-    assert times[:: teacher_steps // steps].tolist() == time_grid(steps, "trailing", 1000)
-    angles = torch.atan2(turns[..., 1].double(), turns[..., 0].double())
-    torch.testing.assert_close(angles[:, 0] + angles[:, 1], angles[:, 2], rtol=0, atol=1e-6)
-    first = angles[:: teacher_steps // steps, 2].sum()
-    assert float(first) == pytest.approx(torch.pi / 2, abs=1e-5)  # from pure noise to clean data

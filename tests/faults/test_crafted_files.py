@@ -1,13 +1,12 @@
 """Crafted checkpoints, exports, run folders and configs: no entry executes, imports, reads or writes what they name.
 
-An audit hook in the process of each entry stops every start of a process, connection, import of a module that nobody
-allowed, and every change outside the folders that the command line names. The page has its own tests.
+An audit hook in the process of each entry stops every connection, import of a module that nobody allowed, and every
+access to the folder that the files name; what they start would write there. The page has its own tests.
 """
 
 import os
 import pickle
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,11 +166,9 @@ def recipes(kind: str) -> list[Case]:
 def pickles() -> list[Case]:
     """Make checkpoints that hold a call, of the zoo's form and of others."""
 
-    def write(content: Callable[[Any], Any], file_name: str = CHECKPOINT) -> Callable[[Place, Path], None]:
+    def write(content: Callable[[Any], Any]) -> Callable[[Place, Path], None]:
         def craft(place: Place, valid: Path) -> None:
-            for name, call in {"system": Call(os.system, "true"), "Popen": Call(subprocess.Popen, "true")}.items():
-                torch.save(content(call), place.given / f"{name}.pt")
-            (place.given / f"{name}.pt").rename(place.given / file_name)
+            torch.save(content(Call(os.system, f"touch {place.elsewhere}/marker")), place.given / CHECKPOINT)
 
         return craft
 
@@ -181,13 +178,13 @@ def pickles() -> list[Case]:
         Case("call in an original", "checkpoint", write(lambda call: {"generator": call})),
         Case("call alone", "checkpoint", write(lambda call: call)),
         Case("plain pickle", "checkpoint", lambda place, valid: (place.given / CHECKPOINT).write_bytes(
-            pickle.dumps(Call(os.system, "true"))) and None),
+            pickle.dumps(Call(os.system, f"touch {place.elsewhere}/marker"))) and None),
     ]  # fmt: skip
 
 
 CASES = [*descriptions("checkpoint"), *descriptions("export"), *recipes("run"), *recipes("config"), *pickles()]
 PAIRS = [(entry, kind) for entry, (kinds, _) in ENTRIES.items() for kind in kinds]
-ALL = [("load", "checkpoint"), ("predict", "export"), ("fit", "run"), ("init_from", "checkpoint")]
+ALL = [("load", "checkpoint"), ("predict", "export"), ("fit", "run"), ("fit", "config")]
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +199,7 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("entry", "kind"), PAIRS, ids=[f"{entry}-{kind}" for entry, kind in PAIRS])
 def test_entry_refuses_crafted_files(entry: str, kind: str, valid: Path, tmp_path: Path) -> None:
-    every = 1 if (entry, kind) in ALL else 3  # others meet every third, each other ones
+    every = 1 if (entry, kind) in ALL else 5  # others meet every fifth, each other ones
     cases = [case for case in CASES if case.kind == kind][PAIRS.index((entry, kind)) % every :: every]
     results = in_fork(_meet, entry, kind, [case.name for case in cases], str(tmp_path), str(valid))
     assert {name: faults for name, faults in results if faults} == {}

@@ -23,8 +23,8 @@ from zoo.flow.process.paths import ConditionalOT
 from zoo.flow.process.solvers import Solver
 from zoo.flow.process.time_samplers import UniformTimes
 from zoo.flow.task import FlowTask
+from zoo.training.callbacks.rng import RNGState
 from zoo.training.callbacks.samples import Samples
-from zoo.training.resume import RNGState
 
 PICTURES = ["val_samples.png", "val_trajectory.png"]
 

@@ -100,10 +100,3 @@ def test_fields_and_outputs_pass_through_json() -> None:
 def test_output_files_are_in_the_folder(name: str) -> None:
     with pytest.raises(ValueError, match="name of a file"):
         Output("audio", "A", name)
-
-
-def test_unknown_kinds_are_refused() -> None:
-    with pytest.raises(ValueError, match="slider"):
-        InputField("a", "A", "slider")
-    with pytest.raises(ValueError, match="script"):
-        Output("script", "x")

@@ -48,13 +48,13 @@ def make_queue(folders: Folders, at_once: int = 1) -> TrainingQueue:
     return TrainingQueue(folders, environment(), at_once, [sys.executable, str(script)])
 
 
-def make_run(folders: Folders, name: str, rows: int = 4, total: int = 10, **config: Any) -> Path:
+def make_run(folders: Folders, name: str, rows: int = 4, total: int = 10) -> Path:
     """Write the files of a run that was stopped."""
     folder = folders.runs / name
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(
         f"# recipe: {'/'.join(name.split('/')[:2])}\ntrainer:\n  max_steps: {total}\ncheckpoints:\n"
-        f"  monitor: val/loss\n  mode: min\ndata: {config.get('data', 'null')}\n"
+        "  monitor: val/loss\n  mode: min\n"
     )
     lines = [f"{step},0,{1 / (step + 1)},{2 / (step + 1)}" for step in range(rows)]
     (folder / "metrics.csv").write_text("\n".join(["step,epoch,train/loss,val/loss", *lines, ""]))

@@ -40,30 +40,24 @@ class Server(NamedTuple):
         return client
 
 
-def start_server(folder: Path, *options: str, **variables: str) -> Iterator[Server]:
-    """Start a server in a folder; in the end its temporary folder must be gone."""
+def start_server(folder: Path, *options: str, end: int = signal.SIGINT, **variables: str) -> Iterator[Server]:
+    """Start a server in a folder; a signal ends it, and its temporary folder must be gone then."""
     log = folder / "server.txt"
     command = [sys.executable, "-m", "zoo", "ui", "--port", "0", *options]
     with log.open("w") as output:
         process = subprocess.Popen(
             command, cwd=folder, env=environment(TMPDIR=str(folder), **variables), stdout=output, stderr=output
         )
-    end = time.monotonic() + 180
+    deadline = time.monotonic() + 180
     while not (match := re.search(r"http://127\.0\.0\.1:\d+/\?token=\S+", log.read_text())):
-        assert process.poll() is None and time.monotonic() < end, log.read_text()
+        assert process.poll() is None and time.monotonic() < deadline, log.read_text()
         time.sleep(0.1)
     server = Server(process, match.group(), folder)
-    while True:
-        try:
-            server.enter().close()
-            break
-        except httpx.TransportError:
-            assert time.monotonic() < end
-            time.sleep(0.2)
+    server.enter().close()
     yield server
     for _ in range(2):  # a user presses Ctrl-C again while it ends
-        process.send_signal(signal.SIGINT)
+        process.send_signal(end)
         time.sleep(0.3)
-    assert process.wait(90) == 130
+    assert process.wait(90) == (130 if end == signal.SIGINT else 143)
     assert "Traceback" not in log.read_text(), log.read_text()
     assert not list(folder.glob("zoo-ui-*"))

@@ -3,14 +3,12 @@
 import io
 import re
 import shutil
-import time
 import wave
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 pytest.importorskip("nicegui", reason="needs the extra `ui`")
@@ -46,13 +44,13 @@ def page(server: Server, browser: Any) -> Iterator[Any]:
     assert [each for each in problems if "413" not in each] == []
 
 
-def load(page: Any, recipe: str, button: str = "Predict") -> Any:
+def load(page: Any, recipe: str) -> Any:
     """Open a run; returns the button that sends its form."""
     page.get_by_label("Run", exact=True).click()
     page.get_by_role("option", name=f"{recipe}/{TIME}").click()
     page.get_by_role("button", name="Open", exact=True).click()
     page.get_by_text(f"{recipe}/{TIME} is ready.").wait_for()
-    return page.get_by_role("button", name=button, exact=True)
+    return page.get_by_role("button", name="Predict", exact=True)
 
 
 def give(page: Any, *paths: Path) -> None:
@@ -106,11 +104,9 @@ def test_recordings_are_compared_by_ear(page: Any, server: Server, tmp_path: Pat
     check_layout(page, "predict")
 
     give(page, tone(tmp_path / "two.wav"))
-    began = time.monotonic()
     send.click()
     page.locator(".zoo-card").nth(2).wait_for()  # a job for each file
     newest(page).get_by_text("done in").wait_for()
-    print(f"two warm predictions {time.monotonic() - began:.2f} s")
     page.reload()
     page.get_by_role("tab", name="Predict").click()
     newest(page).locator(".zoo-compare").wait_for()  # results are there when the page is loaded again
@@ -136,7 +132,7 @@ def test_other_systems_of_recordings_answer(page: Any, tmp_path: Path, recipe: s
     newest(page).locator(".zoo-compare").first.wait_for()
 
 
-def test_pictures_are_sampled_and_hidden(page: Any) -> None:
+def test_pictures_are_sampled(page: Any) -> None:
     send = load(page, "flow/smoke")
     page.get_by_role("spinbutton", name="Images").fill("100000")
     send.click()
@@ -149,49 +145,27 @@ def test_pictures_are_sampled_and_hidden(page: Any) -> None:
     samples = newest(page).get_by_role("img", name="Samples", exact=True)
     samples.wait_for()
     assert samples.evaluate("each => each.decode().then(() => each.naturalWidth)") > 8
-    newest(page).get_by_role("button", name="Hide").click()
-    newest(page).get_by_role("img", name="From noise").wait_for(state="hidden")
+    newest(page).get_by_role("img", name="From noise").wait_for()
     check_layout(page, "predict_pictures")
 
 
-def test_a_conversation_goes_on(page: Any) -> None:
-    load(page, "ci_llm/smoke", "Send")
-    question = page.get_by_label("Question")
-    question.focus()
-    page.keyboard.press("Enter")
+def test_a_question_is_answered(page: Any) -> None:
+    send = load(page, "ci_llm/smoke")
+    send.click()
     page.get_by_role("alert").get_by_text("Field required").wait_for()
-    for number, text in enumerate(("What is 2 + 2?", MARKUP)):
-        question.fill(text)
-        page.keyboard.press("Enter")
-        turn = page.locator(".zoo-turn").nth(number)
-        turn.get_by_text("Likelihood of each answer").wait_for()
-        assert turn.locator(".zoo-chat").first.inner_text().split("\n")[1] == text
-        assert question.input_value() == ""
-    assert page.locator(".zoo-turn img").count() == 0
-    check_layout(page, "predict_conversation")
+    page.get_by_label("Question").fill(MARKUP)
+    send.click()
+    newest(page).get_by_text("Likelihood of each answer").wait_for()
+    assert page.locator("img[src=x]").count() == 0
+    check_layout(page, "predict_question")
 
 
-def test_rooms_are_explored_and_jobs_are_cancelled(page: Any, server: Server) -> None:
+def test_rooms_are_explored(page: Any) -> None:
     send = load(page, "compressed_ad/smoke")
     page.get_by_role("spinbutton", name="Episodes").fill("2")
     send.click()
     newest(page).get_by_role("img", name=re.compile("Return")).wait_for()
     check_layout(page, "predict_rooms")
-    workers = psutil.Process(server.process.pid).children(recursive=True)
-    for worker in workers:
-        worker.suspend()  # it would be done before the button is found
-    send.click()
-    send.click()
-    page.locator(".zoo-card").first.get_by_text("waiting").first.wait_for()
-    for number in (0, 1):
-        card = page.locator(".zoo-card").nth(number)
-        if not card.get_by_role("button", name="Cancel").is_visible():
-            card.get_by_role("button").first.click()
-        card.get_by_role("button", name="Cancel").click()
-        card.get_by_text("cancelled", exact=True).wait_for()
-    for worker in workers:
-        if worker.is_running():
-            worker.resume()
 
 
 def test_a_run_without_a_checkpoint_or_without_a_folder_states_so(page: Any, server: Server) -> None:

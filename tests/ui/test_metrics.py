@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zoo.ui.metrics import MAX_POINTS, MetricsReader, downsample, metrics_as_csv, smooth
+from zoo.ui.metrics import MAX_POINTS, MetricsReader, downsample
 
 
 def append(run: Path, *lines: str) -> None:
@@ -15,24 +15,31 @@ def append(run: Path, *lines: str) -> None:
 
 def test_appended_rows_are_added_and_a_half_row_waits(tmp_path: Path) -> None:
     reader = MetricsReader()
-    assert reader.read(tmp_path) == {} == reader.display_curves(tmp_path)
+    assert reader.read(tmp_path) == {}
     append(tmp_path, "step,epoch,a\n", "0,0,1\n", "1,0,")
-    assert reader.read(tmp_path)["a"] == [(0.0, 1.0)]
-    before = reader.display_curves(tmp_path)["a"]
-    assert reader.display_curves(tmp_path)["a"] is before  # not sent again
-    append(tmp_path, "2\n", "2,0,nan\n")
-    assert reader.read(tmp_path)["a"] == [(0.0, 1.0), (1.0, 2.0)]
-    assert reader.display_curves(tmp_path)["a"] == ((0.0, 1.0), (1.0, 2.0))
+    before = reader.read(tmp_path)["a"]
+    assert before == (((0.0, 1.0),), ())
+    assert reader.read(tmp_path)["a"][0] is before[0]  # not sent again
+    append(tmp_path, "3\n", "2,0,nan\n")
+    assert reader.read(tmp_path)["a"][0] == ((0.0, 1.0), (1.0, 3.0))
+    assert reader.read(tmp_path, 0.5)["a"] == (((0.0, 1.0), (1.0, 2.0)), ((0.0, 1.0), (1.0, 3.0)))
 
 
 @pytest.mark.parametrize("text", ["step,epoch,b\n0,0,5\n", ""])
 def test_a_replaced_or_cut_file_is_read_again(tmp_path: Path, text: str) -> None:
     reader = MetricsReader()
     append(tmp_path, "step,epoch,a\n", *[f"{step},0,1\n" for step in range(9)])
-    reader.display_curves(tmp_path)
+    assert "a" in reader.read(tmp_path)
     (tmp_path / "new").write_text(text)
     (tmp_path / "new").replace(tmp_path / "metrics.csv")
-    assert reader.read(tmp_path).get("b", []) == ([(0.0, 5.0)] if text else []) and "a" not in reader.read(tmp_path)
+    assert reader.read(tmp_path).get("b", ()) == ((((0.0, 5.0),), ()) if text else ())
+    (tmp_path / "metrics.csv").unlink()
+    assert reader.read(tmp_path) == {}
+
+
+def test_a_file_that_is_no_table_has_no_curves(tmp_path: Path) -> None:
+    append(tmp_path, f"step,epoch,a\n0,0,1\n1,0,{'9' * 200_000}\n", "2,0,3\n")
+    assert MetricsReader().read(tmp_path)["a"] == (((0.0, 1.0),), ())
 
 
 def test_few_points_keep_order_extremes_and_the_end() -> None:
@@ -42,18 +49,3 @@ def test_few_points_keep_order_extremes_and_the_end() -> None:
     short = downsample(curve)
     assert len(short) <= MAX_POINTS and (np.diff(short[:, 0]) > 0).all()
     assert {99.0, -99.0} <= set(short[:, 1]) and short[-1].tolist() == curve[-1].tolist()
-    assert downsample(curve[:400]) is not None and len(downsample(curve[:400])) == 400
-
-
-def test_smoothing_is_the_exponential_mean() -> None:
-    values, mean = np.random.default_rng(0).normal(size=50), None
-    for index, value in enumerate(values):
-        mean = value if mean is None else 0.9 * mean + 0.1 * value
-        assert smooth(values, 0.9)[index] == pytest.approx(mean)
-
-
-def test_a_column_is_written_once(tmp_path: Path) -> None:
-    append(tmp_path, "step,epoch,a,b\n", "0,0,1,\n", "1,0,,2\n")
-    assert metrics_as_csv(tmp_path, ["epoch", "a", "a"]) == "step,epoch,a\n0,0,1\n1,0,\n"
-    assert metrics_as_csv(tmp_path, ["b"]) == "step,epoch,b\n1,0,2\n"
-    assert metrics_as_csv(tmp_path / "absent", ["b"]) == "step,epoch,b\n"

@@ -4,16 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from zoo.ui.run_files import failure_reason, read_csv_table, read_log, sample_files, sample_steps, training_speed
+from tests.ui.conftest import make_run
+from zoo.common.locks import lock_folder
+from zoo.ui.folders import Folders
+from zoo.ui.run_files import (
+    delete_run,
+    failure_reason,
+    read_label,
+    read_log,
+    sample_files,
+    sample_steps,
+    training_speed,
+    write_label,
+)
 
 TRACEBACK = """progress 12
-Traceback (most recent call last):
-  File "a.py", line 1, in <module>
-    raise ValueError("first")
-ValueError: first
-
-During handling of the above exception, another exception occurred:
-
 Traceback (most recent call last):
   File "b.py", line 2, in f
     fail()
@@ -43,11 +48,11 @@ def test_the_reason_is_the_error_and_no_line_that_mentions_one(
 
 
 def test_log_speed_and_samples_of_a_run(tmp_path: Path) -> None:
-    assert (read_log(tmp_path, True), training_speed(tmp_path), sample_steps(tmp_path)) == ("", ("", ""), [])
+    assert (read_log(tmp_path, True), training_speed(tmp_path), sample_steps(tmp_path)) == ("", "", [])
     (tmp_path / "console.log").write_text("on the console\n")
     assert read_log(tmp_path, False) == "on the console"
     (tmp_path / "train.log").write_text("INFO progress: step 5 of 9 · loss 1 · 2.5 it/s · ETA 3 min\n")
-    assert training_speed(tmp_path) == ("2.5 it/s", "3 min")
+    assert training_speed(tmp_path) == "2.5 it/s · ETA 3 min"
     assert "console" in read_log(tmp_path, True) and "console" not in read_log(tmp_path, False)
     for step in ("step_00000010", "step_00000002", "step_x"):
         (tmp_path / "media" / step).mkdir(parents=True)
@@ -60,13 +65,26 @@ def test_log_speed_and_samples_of_a_run(tmp_path: Path) -> None:
         ["a.wav", "b.png"],
         {"answers": (["question", "answer"], [["<b>", "2"]])},
     )
-    with pytest.raises(ValueError):
-        sample_files(tmp_path, "../..")
 
 
-def test_tables_are_cut(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text("x\n" + f"{'y' * 9000}\n" * 300)
-    columns, rows = read_csv_table(path)
-    assert columns == ["x"] and len(rows) == 100 and {len(row[0]) for row in rows} == {2000}
-    assert read_csv_table(tmp_path / "absent.csv") == ([], [])
+def test_labels_are_one_short_line(tmp_path: Path) -> None:
+    assert read_label(tmp_path) == ""
+    write_label(tmp_path, "  best\nso far " + "x" * 99)
+    assert read_label(tmp_path) == ("best so far " + "x" * 99)[:64]
+    (tmp_path / "label.txt").write_bytes(b"\xff")
+    assert read_label(tmp_path) == "\ufffd"
+
+
+def test_a_run_is_deleted_unless_a_command_writes_to_it(folders: Folders) -> None:
+    folder = make_run(folders, "flow/smoke/1")
+    with lock_folder(folder, "fit"), pytest.raises(ValueError, match="fit"):
+        delete_run(folders, "flow/smoke/1")
+    (folders.runs / "flow/smoke/2").symlink_to(folder)
+    with pytest.raises(ValueError, match="link"):
+        delete_run(folders, "flow/smoke/2")
+    delete_run(folders, "flow/smoke/1")
+    assert [path.name for path in folder.parent.iterdir()] == ["2"]
+    for name in ("flow/smoke/1", "..", "flow/../.."):
+        with pytest.raises(ValueError):
+            delete_run(folders, name)
+    assert folders.data.is_dir()

@@ -1,7 +1,6 @@
 """The list of runs: states, order, and that only what has changed is read again."""
 
 import os
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -9,10 +8,9 @@ import pytest
 
 from tests.ui.conftest import make_run
 from zoo.common.locks import lock_folder
-from zoo.ui import run_index
 from zoo.ui.folders import Folders
-from zoo.ui.processes.training_queue import ProcessRecord, TrainingQueue, WaitingTraining, write_record
-from zoo.ui.run_actions import Notes, write_notes
+from zoo.ui.processes.training_queue import ProcessRecord, TrainingQueue, write_record
+from zoo.ui.run_files import write_label
 from zoo.ui.run_index import RunIndex
 
 KNOWN_RUNS = {"pid": os.getpid(), "create_time": psutil.Process().create_time()}
@@ -65,9 +63,11 @@ def test_a_start_that_failed_is_listed_and_links_are_not(index: RunIndex) -> Non
 def test_queue_labels_and_runs_of_the_command_line(index: RunIndex) -> None:
     folder = make_run(index.folders, "flow/smoke/1")
     make_run(index.folders, "odd")  # of `--trainer.default_root_dir`
-    index.queue.waiting["flow/smoke/2"] = WaitingTraining(())
-    write_notes(folder, Notes("mine", ("good",)))
+    index.queue.waiting["flow/smoke/2"] = [], {}
+    index.queue.launch_errors["flow/smoke/3"] = "no space left"
+    write_label(folder, "mine")
     index.scan()
+    assert index.rows["flow/smoke/3"].state == "failed"
     assert next(iter(index.rows)) == "flow/smoke/2" and index.rows["flow/smoke/2"].position == 1
     assert index.rows["flow/smoke/1"].title == "mine" and index.rows["odd"].info.step == 4
     with lock_folder(folder, "fit"):
@@ -76,16 +76,12 @@ def test_queue_labels_and_runs_of_the_command_line(index: RunIndex) -> None:
     assert index.rows["flow/smoke/1"].size > 100
 
 
-def test_only_changed_runs_are_read(index: RunIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_changed_runs_are_read(index: RunIndex) -> None:
     for name in "ab":
         make_run(index.folders, f"flow/smoke/{name}")
     index.scan()
-    read: list[Path] = []
-    monkeypatch.setattr(run_index, "read_run", lambda folder, root: read.append(folder) or before[folder.name])
-    before = {name: index.rows[f"flow/smoke/{name}"].info for name in "ab"}
-    index.scan()
-    assert read == []
+    before = {name: row.info for name, row in index.rows.items()}
     with (index.folders.runs / "flow/smoke/a/metrics.csv").open("a") as file:
         file.write("4,0,1,1\n")
     index.scan()
-    assert [folder.name for folder in read] == ["a"]
+    assert [name for name, row in index.rows.items() if row.info is not before[name]] == ["flow/smoke/a"]

@@ -1,10 +1,9 @@
 """Who gets in: a table of attacks on a running server, and what its routes send."""
 
 import asyncio
-import os
+import signal
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +13,7 @@ pytest.importorskip("nicegui", reason="needs the extra `ui`")
 import websockets
 
 from tests.ui.serving import Server, start_server
+from zoo.ui.processes.command import child_environment
 from zoo.ui.security import HEADERS
 
 RUN = "flow/smoke/20260101-000000"
@@ -27,13 +27,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("server")
     run = folder / "runs" / RUN
     (run / "media" / "step_00000010").mkdir(parents=True)
-    (run / "metrics.csv").write_text("step,epoch,train/loss,val/loss\n0,0,1,\n1,0,0.5,2\n")
     (folder / "secret.wav").write_bytes(SECRET)
     (run / "config.yaml").write_text("seed_everything: 1\n")
     (run / "media" / "step_00000010" / "tone.wav").write_bytes(b"RIFF")
     (run / "media" / "step_00000010" / "link.wav").symlink_to(folder / "secret.wav")
     (folder / "runs" / "flow" / "outside").symlink_to(folder)
-    yield from start_server(folder, "--max_upload_mib", "1")
+    stale = folder / "zoo-ui-99999999-x" / "uploads"  # of a server that was killed; no process has the number
+    stale.mkdir(parents=True)
+    for server in start_server(folder, "--max_upload_mib", "1", end=signal.SIGHUP):
+        assert not stale.exists()
+        yield server
 
 
 def connect(address: str, **headers: str) -> int:
@@ -52,49 +55,33 @@ def connect(address: str, **headers: str) -> int:
 # method, address, headers (None takes one away), whether the cookie is sent, status
 REQUESTS: list[tuple[str, str, dict[str, str | None], bool, int]] = [
     ("GET", "/", {}, True, 200),
-    ("GET", "/", {"Origin": None}, True, 200),
     ("GET", SAMPLE, {}, True, 200),
     ("GET", "/", {}, False, 401),
     ("GET", "/?token=wrong", {}, False, 401),
-    ("GET", "/?token=", {}, False, 401),
     ("GET", "/", {"Cookie": "zoo_ui_{port}=wrong"}, False, 401),
     ("GET", "/", {"Cookie": "zoo_ui_{port}="}, False, 401),
-    ("GET", "/", {"Cookie": "zoo_ui_{port}"}, False, 401),
     ("GET", "/", {"Cookie": 'a=b; zoo_ui_{port}="'}, False, 401),
     ("GET", "/", {"Cookie": "a=b; zoo_ui_{port}={token}"}, False, 200),
     ("GET", "/", {"Cookie": "zoo_ui_1={token}"}, False, 401),
-    ("GET", "/", {"Authorization": "Bearer {token}"}, False, 401),
     ("GET", SAMPLE, {}, False, 401),
     ("GET", f"{SAMPLE}?token={{token}}", {}, False, 401),
     ("GET", "/_nicegui/3.18.0/static/nicegui.js", {}, False, 401),
     ("POST", "/_zoo/upload", {}, False, 401),
     ("GET", "/", {"Host": "evil.example"}, True, 400),
     ("GET", "/", {"Host": "127.0.0.1.evil.example"}, True, 400),
-    ("GET", "/", {"Host": "evil.example@127.0.0.1"}, True, 400),
     ("GET", "/", {"Origin": "http://evil.example"}, True, 403),
     ("GET", "/?token={token}", {"Origin": "http://evil.example"}, False, 403),
     ("POST", "/_zoo/upload", {"Origin": "http://evil.example"}, True, 403),
     ("POST", "/_zoo/upload", {"Origin": "null"}, True, 403),
-    ("POST", "/_zoo/upload", {"Origin": "http://127.0.0.1:1"}, True, 403),
     ("POST", "/_zoo/upload", {"Origin": None}, True, 403),
-    ("DELETE", "/_zoo/upload", {}, True, 404),
     ("GET", "/_zoo/media/flow/outside/secret.wav", {}, True, 404),
     ("GET", f"/_zoo/media/{RUN}/media/step_00000010/link.wav", {}, True, 404),
-    (
-        "GET",
-        f"/_zoo/media/{RUN}/media/step_00000010/%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e/secret.wav",
-        {},
-        True,
-        404,
-    ),
+    ("GET", f"/_zoo/media/{RUN}/media/step_00000010/{'%2e%2e/' * 6}secret.wav", {}, True, 404),
     ("GET", f"/_zoo/media/{RUN}/config.yaml", {}, True, 404),
     ("GET", f"/_zoo/media/{RUN}/media/step_00000010/tone%00.wav", {}, True, 404),
     ("GET", f"/_zoo/media/{'a/' * 2000}tone.wav", {}, True, 404),
-    ("GET", "/_zoo/curves/%2e%2e", {}, True, 404),
-    ("GET", "/_zoo/curves/flow/outside/runs?metric=step", {}, True, 404),
     ("GET", "/_zoo/results/%2e%2e/storage", {}, True, 404),
     ("GET", "/_zoo/results/0123456789abcdef/%2e%2e%2fuploads", {}, True, 404),
-    ("GET", "/_zoo/anything", {}, True, 404),
 ]
 
 
@@ -146,20 +133,17 @@ def test_other_addresses_of_the_machine_do_not_listen(server: Server) -> None:
         ("音声.wav", "音声.wav"),  # a name in Japanese keeps its suffix
         ("🎵.wav", "upload.wav"),
         ("../../etc/passwd", "passwd"),
-        ("a b.tar.gz", "a_b_tar.gz"),
-        ("", "upload"),
         (".", "upload"),
-        ("x" * 300 + ".flac", "x" * 50 + ".flac"),
         ("音" * 300 + ".flac", "音" * 50 + ".flac"),
     ],
 )
 def test_uploads_get_harmless_names(server: Server, name: str, stored: str) -> None:
     client = server.enter()
-    response = client.post("/_zoo/upload", files=[("files", (name or "blob", b"RIFF"))])
+    response = client.post("/_zoo/upload", files=[("files", (name, b"RIFF"))])
     assert response.status_code == 200, response.text
     (upload,) = response.json()
     (path,) = next(server.folder.glob("zoo-ui-*")).glob(f"uploads/{upload['key']}/*")
-    assert path.read_bytes() == b"RIFF" and (path.name == stored or not name)
+    assert path.read_bytes() == b"RIFF" and path.name == stored
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -176,21 +160,7 @@ def test_large_uploads_are_refused(server: Server, chunked: bool) -> None:
     assert set(next(server.folder.glob("zoo-ui-*")).glob("uploads/*")) == before
 
 
-def test_metrics_are_sent_as_csv_with_each_column_once(server: Server) -> None:
-    client = server.enter()
-    response = client.get(f"/_zoo/curves/{RUN}", params={"metric": ["val/loss", "epoch"]})
-    assert response.text == "step,epoch,val/loss\n0,0,\n1,0,2\n" and response.headers["content-type"].startswith(
-        "text/csv"
-    )
-    assert client.get("/_zoo/curves/no/such/run").status_code == 404
-
-
-def test_a_token_of_a_variable_is_used_and_kept_from_trainings(tmp_path: Path) -> None:
-    from zoo.ui.processes.command import child_environment
-
-    os.environ["ZOO_TEST_TOKEN"] = "0123456789abcdef"
-    try:
-        assert "ZOO_TEST_TOKEN" not in child_environment("ZOO_TEST_TOKEN")
-        assert not {"NICEGUI_STORAGE_PATH", "LOCAL_RANK"} & child_environment().keys()
-    finally:
-        del os.environ["ZOO_TEST_TOKEN"]
+def test_a_token_of_a_variable_is_kept_from_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZOO_TEST_TOKEN", "0123456789abcdef")
+    assert "ZOO_TEST_TOKEN" not in child_environment("ZOO_TEST_TOKEN")
+    assert not {"NICEGUI_STORAGE_PATH", "LOCAL_RANK"} & child_environment().keys()

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from zoo.audiosr.diffusion import DDIM, CosineDiffusion, conditional_predictor, time_grid
+from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.losses import DiffusionTerm, Objective
 from zoo.audiosr.nets.denoiser import Denoiser, concat
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenDenoiser
 from zoo.audiosr.options import DEFAULT_RESTORE, RestoreOptions
+from zoo.audiosr.samplers import DDIM, conditional_predictor, time_grid
 from zoo.audiosr.task import DEFAULT_CONDITION, Batch, ConditionOptions, DiffusionTask
 from zoo.common.checks import check_at_least, check_within
 from zoo.training.task import OptimizerCallable
@@ -185,7 +186,7 @@ class DistillationTask(DiffusionTask):
         noise = self._evaluation_noise(batch, batch_idx)
         latents = []
         for net, sampler, guidance in (
-            (self.net, self.validation_sampler, (1.0, 0.0)),
+            (self.net, self.validation_sampler or DDIM(self.steps), (1.0, 0.0)),
             (self.teacher.net, DDIM(self.teacher_steps), self.guidance),
         ):
             predict = conditional_predictor(net, condition, self._context(net, high, low), *guidance)

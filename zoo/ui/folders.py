@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import shutil
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -25,14 +26,6 @@ MEDIA_TYPES = {
 }
 MAX_NAME = 1024  # characters of a relative path
 MAX_STEM = 50  # characters of an upload's name, four bytes each at most
-_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
-
-
-def check_name(name: str) -> str:
-    """Return a name that is safe as one part of a path; ValueError for another one."""
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"{name[:80]!r}: expected 1 to 64 of A-Z a-z 0-9 . _ - without a dot at the start")
-    return name
 
 
 def resolve_below(root: Path, name: str) -> Path:
@@ -102,16 +95,16 @@ class Folders:
 
     def upload(self, key: str) -> Path:
         """Return the file that a key stands for; ValueError when there is none."""
-        for path in (self.temp / "uploads" / check_name(key)).glob("*"):
+        for path in resolve_below(self.temp / "uploads", key).glob("*"):
             return path
         raise ValueError("the upload is gone: upload the file again")
 
+    def delete_uploads(self, keys: Collection[str]) -> None:
+        """Delete uploaded files by their keys."""
+        for folder in (self.temp / "uploads").glob("*/"):
+            if folder.name in keys:
+                shutil.rmtree(folder, ignore_errors=True)
 
-def read_description(recipe: Path) -> str:
-    """Return the comment at the head of a recipe, its lines joined."""
-    lines = []
-    for line in recipe.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line.lstrip("# ").strip())
-    return " ".join(lines)
+    def relative(self, path: Path) -> str:
+        """Return a path as a command in the working folder takes it."""
+        return str(path.relative_to(self.work) if path.is_relative_to(self.work) else path)

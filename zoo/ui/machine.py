@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,10 @@ import psutil
 
 from zoo.common.environment import available_cores, total_memory_bytes
 
-CARDS = Path("/sys/class/drm")
+CARDS = Path("/sys/class/drm")  # of the amdgpu driver
+
+
+GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,10 @@ class MachineLoad:
     percent: float
     used_bytes: int
     total_bytes: int
+
+    def __str__(self) -> str:
+        memory = f"{self.used_bytes / GIB:.1f} of {self.total_bytes / GIB:.1f} GiB"
+        return f"{self.name}: {self.percent:.0f} %, {memory}"
 
 
 def read_machine() -> list[MachineLoad]:
@@ -36,39 +43,25 @@ def read_machine() -> list[MachineLoad]:
 
 def read_nvidia() -> list[MachineLoad]:
     """Read the load of NVIDIA's GPUs from nvidia-smi."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    query = "--query-gpu=name,utilization.gpu,memory.used,memory.total"
+    query = "--query-gpu=index,name,utilization.gpu,memory.used,memory.total"
     try:
-        result = subprocess.run(
-            [program, query, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=5, check=True
-        )
+        table = subprocess.check_output(["nvidia-smi", query, "--format=csv,noheader,nounits"], text=True, timeout=5)
     except (OSError, subprocess.SubprocessError):
         return []
-    return parse_nvidia(result.stdout)
-
-
-def parse_nvidia(text: str) -> list[MachineLoad]:
-    """Parse rows of name, percent, MiB used and MiB in all; rows that lack a number are left out."""
     loads = []
-    for row in csv.reader(text.splitlines(), skipinitialspace=True):
-        try:
-            name, percent, used, total = row
-            loads.append(MachineLoad(name, float(percent), int(used) * 2**20, int(total) * 2**20))
-        except ValueError:
-            continue
+    for row in csv.reader(table.splitlines(), skipinitialspace=True):
+        with contextlib.suppress(ValueError):  # a GPU that does not report a number
+            index, name, percent, used, total = row
+            loads.append(MachineLoad(f"{name} #{index}", float(percent), int(used) * 2**20, int(total) * 2**20))
     return loads
 
 
-def read_amd(cards: Path = CARDS) -> list[MachineLoad]:
+def read_amd() -> list[MachineLoad]:
     """Read the load of AMD's GPUs from the files of the amdgpu driver."""
     loads = []
-    for busy in sorted(cards.glob("card*/device/gpu_busy_percent")):
-        try:
+    for busy in sorted(CARDS.glob("card*/device/gpu_busy_percent")):
+        with contextlib.suppress(OSError, ValueError):
             used = int((busy.parent / "mem_info_vram_used").read_text())
             total = int((busy.parent / "mem_info_vram_total").read_text())
             loads.append(MachineLoad(f"AMD {busy.parent.parent.name}", float(busy.read_text()), used, total))
-        except (OSError, ValueError):
-            continue
     return loads

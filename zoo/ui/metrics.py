@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
+import os
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from scipy.signal import lfilter
 
 from zoo.runs.run_folder import CSV_NAME
-from zoo.runs.run_info import FIXED_COLUMNS, Points, add_rows
+from zoo.runs.run_info import Points, add_rows
 
 MAX_POINTS = 400  # of a curve; a chart has no more pixels
+MAX_FILES = 16  # whose rows stay in memory
 Curve = tuple[tuple[float, float], ...]
+Curves = dict[str, tuple[Curve, Curve]]  # by metric; the second one without smoothing, () where it is the same
 
 
 def downsample(curve: np.ndarray, points: int = MAX_POINTS) -> np.ndarray:
@@ -35,76 +38,65 @@ def smooth(values: np.ndarray, weight: float) -> np.ndarray:
 class _MetricsFile:
     """One metrics.csv, read as far as its last complete line."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget what was read."""
+    def __init__(self) -> None:
         self.file_id = 0
         self.offset = 0  # bytes read
         self.columns: list[str] = []
         self.curves: dict[str, Points] = {}
-        self.displayed: dict[tuple[str, float], tuple[int, Curve]] = {}  # by metric and smoothing, with its length
+        self.displayed: dict[str, tuple[int, float, Curve, Curve]] = {}  # by metric; first length and smoothing
 
-    def read_appended(self) -> None:
-        """Read the rows that were appended; all of a file that was replaced or cut."""
+    def read_appended(self, path: Path) -> bool:
+        """Read the rows that were appended; False when the file was replaced, cut or deleted."""
         try:
-            status = self.path.stat()
-            if status.st_ino != self.file_id or status.st_size < self.offset:
-                self.clear()
+            with path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != (self.file_id or status.st_ino) or status.st_size < self.offset:
+                    return False
                 self.file_id = status.st_ino
-            with self.path.open("rb") as file:
                 file.seek(self.offset)
                 block = file.read()
         except OSError:
-            self.clear()
-            return
+            return False
         complete = block[: block.rfind(b"\n") + 1]
         self.offset += len(complete)
-        rows = csv.DictReader(io.StringIO(complete.decode("utf-8", "replace"), newline=""), self.columns or None)
-        self.columns = self.columns or list(rows.fieldnames or ())
-        add_rows(rows, self.curves)
+        with contextlib.suppress(csv.Error):  # a file that is no table
+            rows = csv.DictReader(io.StringIO(complete.decode("utf-8", "replace"), newline=""), self.columns or None)
+            self.columns = self.columns or list(rows.fieldnames or ())
+            add_rows(rows, self.curves)
+        return True
+
+    def display(self, metric: str, smoothing: float) -> tuple[Curve, Curve]:
+        """Return a curve for charts and the same without smoothing; unchanged ones are the same objects."""
+        points = self.curves[metric]
+        if self.displayed.get(metric, ())[:2] != (len(points), smoothing):
+            curve = np.array(points)
+            raw = _as_curve(curve) if smoothing else ()
+            if smoothing:
+                curve[:, 1] = smooth(curve[:, 1], smoothing)
+            self.displayed[metric] = len(points), smoothing, _as_curve(curve), raw
+        return self.displayed[metric][2:]
+
+
+def _as_curve(points: np.ndarray) -> Curve:
+    return tuple((float(step), float(f"{value:.7g}")) for step, value in downsample(points))
 
 
 class MetricsReader:
     """Curves of runs, read once for all pages."""
 
     def __init__(self) -> None:
-        self._files: dict[Path, _MetricsFile] = {}
+        self._files: dict[Path, _MetricsFile] = {}  # the one that was read last is the last
         self._lock = threading.Lock()
 
-    def read(self, run: Path) -> dict[str, Points]:
-        """Return the (step, value) pairs of a run's metrics, finite values only."""
+    def read(self, run: Path, smoothing: float = 0.0) -> Curves:
+        """Return the curves of a run for charts, finite values only."""
         with self._lock:
-            return dict(self._file(run).curves)
-
-    def display_curves(self, run: Path, smoothing: float = 0.0) -> dict[str, Curve]:
-        """Return the curves of a run for charts, by metric; a curve that has not grown is the same object."""
-        with self._lock:
-            file = self._file(run)
-            for metric, points in file.curves.items():
-                if file.displayed.get((metric, smoothing), (0, ()))[0] != len(points):
-                    curve = np.array(points)
-                    if smoothing:
-                        curve[:, 1] = smooth(curve[:, 1], smoothing)
-                    short = [(float(step), float(f"{value:.7g}")) for step, value in downsample(curve)]
-                    file.displayed[metric, smoothing] = len(points), tuple(short)
-            return {metric: file.displayed[metric, smoothing][1] for metric in file.curves}
-
-    def _file(self, run: Path) -> _MetricsFile:
-        file = self._files.setdefault(run / CSV_NAME, _MetricsFile(run / CSV_NAME))
-        file.read_appended()
-        return file
-
-
-def metrics_as_csv(run: Path, metrics: Sequence[str]) -> str:
-    """Return the rows of a run's metrics.csv that hold one of some metrics, with their steps and epochs."""
-    columns = list(dict.fromkeys([*FIXED_COLUMNS, *metrics]))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    if (run / CSV_NAME).is_file():
-        with (run / CSV_NAME).open(newline="", encoding="utf-8", errors="replace") as file:
-            writer.writerows(row for row in csv.DictReader(file) if any(row.get(metric) for metric in metrics))
-    return text.getvalue()
+            path = run / CSV_NAME
+            file = self._files.pop(path, _MetricsFile())
+            if not file.read_appended(path):
+                file = _MetricsFile()
+                file.read_appended(path)
+            self._files[path] = file
+            if len(self._files) > MAX_FILES:
+                del self._files[next(iter(self._files))]
+            return {metric: file.display(metric, smoothing) for metric in file.curves}

@@ -7,8 +7,7 @@ from pathlib import Path
 from nicegui import ui
 
 from zoo.ui.run_index import ACTIVE_STATES
-from zoo.ui.state import AppState, PageState
-from zoo.ui.tabs.meters import Meters
+from zoo.ui.state import REFRESH_SECONDS, AppState, PageState
 from zoo.ui.tabs.predict import PredictTab
 from zoo.ui.tabs.runs import RunsTab
 from zoo.ui.tabs.train import TrainTab
@@ -33,7 +32,7 @@ def build_page(app: AppState, tab: str, run: str) -> None:
     ui.colors(primary="#0f766e", negative="#b42318", positive="#0f766e")
     with ui.header().classes("zoo-head"):
         ui.html("<h1>zoo</h1>", sanitize=False)
-        Meters(page)
+        load = ui.label().classes("zoo-small zoo-load")
     first = tab if tab in TABS else "watch" if active or run else "train"
     with ui.tabs().props('inline-label no-caps align=left aria-label="Sections"') as page.tabs:
         for name, (label, _) in TABS.items():
@@ -43,3 +42,9 @@ def build_page(app: AppState, tab: str, run: str) -> None:
         for name, (_, build) in TABS.items():
             with ui.tab_panel(name):
                 build(page)
+
+    async def show_load() -> None:
+        load.set_text(" · ".join(map(str, app.loads)))
+
+    page.refresh_every(REFRESH_SECONDS, "", show_load)
+    ui.context.client.on_delete(lambda: app.folders.delete_uploads(page.uploads))

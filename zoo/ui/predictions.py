@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import shutil
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.runs.inference.forms import Output
-from zoo.ui.folders import Folders, check_name, resolve_below
+from zoo.ui.folders import Folders
 from zoo.ui.processes.model_process import ModelProcess
 
 MAX_JOBS = 20  # whose results stay
@@ -29,7 +30,6 @@ class PredictionJob:
     folder: Path
     run: str  # and checkpoint that compute it, for people
     title: str  # the entered values in a few words
-    question: str = ""  # of a conversation
     state: str = "waiting"  # "computing", "done", "failed" or "cancelled"
     fraction: float = 0.0
     text: str = ""  # the progress, or why it failed
@@ -56,13 +56,17 @@ class Predictions:
         self.model = model
         self.jobs: list[PredictionJob] = []
 
-    def submit(
-        self, path: Path, device: str, values: Mapping[str, Any], run: str, title: str, question: str = ""
-    ) -> PredictionJob:
+    def submit(self, path: Path, device: str, values: Mapping[str, Any], run: str, title: str) -> PredictionJob:
         """Queue a form for a run folder or checkpoint; for the rest see `PredictionJob`."""
         name = secrets.token_hex(8)
-        job = PredictionJob(name, self.folders.temp / "results" / name, run, title, question)
+        job = PredictionJob(name, self.folders.temp / "results" / name, run, title)
         job.folder.mkdir(parents=True)
+        values = dict(values)
+        for key, value in values.items():
+            if isinstance(value, Path):  # an upload, which goes with its page
+                values[key] = str(job.folder / key / value.name)
+                (job.folder / key).mkdir()
+                os.link(value, values[key])
         job.task = asyncio.create_task(self._compute(job, path, device, values))
         inactive = [each for each in self.jobs if not each.is_active]
         for old in inactive[: max(len(self.jobs) + 1 - MAX_JOBS, 0)]:
@@ -75,14 +79,6 @@ class Predictions:
         """End a job that waits or computes."""
         if job.task is not None:
             job.task.cancel()
-
-    def result(self, job: str, name: str) -> Path:
-        """Return a file of a job's results; ValueError when there is none."""
-        folder = self.folders.temp / "results" / check_name(job)
-        path = resolve_below(folder, name)
-        if not path.is_file():
-            raise ValueError(f"there is no result {name[:80]!r}")
-        return path
 
     async def _compute(self, job: PredictionJob, path: Path, device: str, values: Mapping[str, Any]) -> None:
         try:

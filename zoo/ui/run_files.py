@@ -1,4 +1,4 @@
-"""What the files of a run tell: its log, why it failed, how fast it is, its samples."""
+"""The files of a run: its log, why it failed, how fast it is, its samples and label; deletion."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import csv
 import re
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
+from zoo.common.atomic_files import delete_path, temporary_path, write_atomic
+from zoo.common.locks import lock_folder
 from zoo.runs.run_folder import LOG_NAME, MEDIA_NAME
 from zoo.runs.run_info import sample_folders, tail_lines
-from zoo.ui.folders import CONSOLE_NAME, MEDIA_TYPES, check_name
+from zoo.ui.folders import CONSOLE_NAME, MEDIA_TYPES, Folders
 
+LABEL_NAME = "label.txt"
+EXPORTS_NAME = "exports"
+MAX_LABEL = 64  # characters
 LOG_LINES = 200
 MAX_ROWS, MAX_CELL = 100, 2000  # rows of a table, characters of a cell
 _PROGRESS = "progress: step "
@@ -19,13 +23,6 @@ _ERROR = "zoo: error: "
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+(\w.*)$", re.MULTILINE)
 _EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt)\b.*", re.MULTILINE)
 Table = tuple[list[str], list[list[str]]]
-
-
-class TrainingSpeed(NamedTuple):
-    """Batches a second and the time left, as train.log writes them; "" where it does not."""
-
-    rate: str = ""
-    left: str = ""
 
 
 def read_log(run: Path, failed: bool) -> str:
@@ -48,12 +45,11 @@ def failure_reason(run: Path) -> str:
     return exceptions[-1] if exceptions else ""
 
 
-def training_speed(run: Path) -> TrainingSpeed:
-    """Read the newest line of progress in train.log."""
+def training_speed(run: Path) -> str:
+    """Return batches a second and the time left from the newest line of progress in train.log, "" without one."""
     lines = [line for line in tail_lines(run / LOG_NAME, LOG_LINES).splitlines() if _PROGRESS in line]
     parts = lines[-1].split(_PROGRESS)[1].split(" · ") if lines else []
-    rate = next((part for part in parts if part.endswith((" it/s", " s/it"))), "")
-    return TrainingSpeed(rate, next((part.removeprefix("ETA ") for part in parts if part.startswith("ETA ")), ""))
+    return " · ".join(part for part in parts if part.endswith((" it/s", " s/it")) or part.startswith("ETA "))
 
 
 def sample_steps(run: Path) -> list[str]:
@@ -64,7 +60,7 @@ def sample_steps(run: Path) -> list[str]:
 def sample_files(run: Path, step: str) -> tuple[list[str], dict[str, Table]]:
     """List the audio files and pictures of a step, audio first, and read its tables by name."""
     names, tables = [], {}
-    for path in sorted((run / MEDIA_NAME / check_name(step)).glob("*")):
+    for path in sorted((run / MEDIA_NAME / step).glob("*")):
         if path.suffix.lower() in MEDIA_TYPES:
             names.append(path.name)
         elif path.suffix == ".csv" and not path.is_symlink():
@@ -85,3 +81,28 @@ def read_csv_table(path: Path) -> Table:
 def is_audio(name: str) -> bool:
     """Tell whether a browser plays a file."""
     return MEDIA_TYPES[Path(name).suffix.lower()].startswith("audio/")
+
+
+def read_label(folder: Path) -> str:
+    """Read a run folder's label; "" where there is none that can be read."""
+    try:
+        text = (folder / LABEL_NAME).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return " ".join(text.split())[:MAX_LABEL]
+
+
+def write_label(folder: Path, label: str) -> None:
+    """Write a run folder's label."""
+    write_atomic(folder / LABEL_NAME, lambda file: file.write(label.encode()))
+
+
+def delete_run(folders: Folders, run: str) -> None:
+    """Delete a run's folder; ValueError when a command writes into it, it is a link, or there is none."""
+    folder = folders.run(run)
+    if folder.resolve() != folders.runs.resolve() / run:
+        raise ValueError(f"{run} is a link: delete its folder where it is")
+    with lock_folder(folder, "delete"):
+        hidden = temporary_path(folder)  # no half of it is listed while it is deleted
+        folder.rename(hidden)
+    delete_path(hidden)

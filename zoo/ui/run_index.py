@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass, field, replace
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,10 +21,10 @@ from zoo.ui.processes.training_queue import (
     find_records,
     read_record,
 )
-from zoo.ui.run_actions import NOTES_NAME, Notes, read_notes
+from zoo.ui.run_files import LABEL_NAME, read_label
 
 ACTIVE_STATES = ("running", "stopping", "active", "queued")
-_FILES = (CONFIG_NAME, CSV_NAME, LOG_NAME, CONSOLE_NAME, PROCESS_NAME, NOTES_NAME)
+_FILES = (CONFIG_NAME, CSV_NAME, LOG_NAME, CONSOLE_NAME, PROCESS_NAME, LABEL_NAME)
 FileTimes = tuple[tuple[str, int, int], ...]
 
 
@@ -34,13 +36,13 @@ class RunRow:
     info: RunInfo
     state: str  # "queued", "running", "stopping", "active" (by a command that the page did not start), or `RunInfo`'s
     position: int | None = None  # in the queue, from 1
-    notes: Notes = field(default_factory=Notes)
-    size: int = 0  # bytes of the folder when its checkpoints changed last
+    label: str = ""
+    size: int = 0  # bytes of the folder
 
     @property
     def title(self) -> str:
         """The label, or the last part of the name."""
-        return self.notes.label or self.name.rpartition("/")[2]
+        return self.label or self.name.rpartition("/")[2]
 
 
 class _CachedRun(NamedTuple):
@@ -57,19 +59,25 @@ class RunIndex:
         self.queue = queue
         self.rows: dict[str, RunRow] = {}
         self._cache: dict[str, _CachedRun] = {}
+        self._lock = threading.Lock()
 
     def scan(self) -> None:
-        """Read what has changed in the folders of the runs."""
-        root, waiting = self.folders.runs, list(self.queue.waiting)
+        """Read what has changed in the folders of the runs; one thread at a time."""
+        with self._lock:
+            self._scan(list(self.queue.waiting), list(self.queue.launch_errors))
+
+    def _scan(self, waiting: Sequence[str], unstarted: Sequence[str]) -> None:
+        root = self.folders.runs
         folders = {*find_runs(root), *(path.parent for path in find_records(root))}
         names = {folder.relative_to(root).as_posix() for folder in folders} - {"."}
         names = {name for name in names if name.isprintable()}  # a page cannot show other bytes
-        cache = {name: self._read(name) for name in {*names, *waiting}}
+        cache = {name: self._read(name) for name in {*names, *waiting, *unstarted}}
         self._cache = {name: cached for name, cached in cache.items() if cached is not None}
         rows = []
         for name, cached in self._cache.items():
             position = waiting.index(name) + 1 if name in waiting else None
             state = "queued" if position else find_state(cached.row.info, cached.record)
+            state = "failed" if name in unstarted else state
             rows.append(replace(cached.row, state=state, position=position))
         rows.sort(key=lambda row: (row.state not in ACTIVE_STATES, -row.info.changed, row.name))
         self.rows = {row.name: row for row in rows}
@@ -84,11 +92,9 @@ class RunIndex:
         # a process that was killed changes no file
         if before is not None and before.times == times and before.row.info.state != "running":
             return before
-        checkpoints = [entry for entry in times if entry[0].endswith(".ckpt")]
-        resized = before is None or checkpoints != [entry for entry in before.times if entry[0].endswith(".ckpt")]
-        size = path_size(folder) if before is None or resized else before.row.size
         info = read_run(folder, self.folders.runs)
-        return _CachedRun(times, read_record(folder), RunRow(name, info, info.state, None, read_notes(folder), size))
+        row = RunRow(name, info, info.state, None, read_label(folder), path_size(folder))
+        return _CachedRun(times, read_record(folder), row)
 
 
 def find_state(info: RunInfo, record: ProcessRecord | None) -> str:

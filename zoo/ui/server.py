@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import signal
 import socket
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import FastAPI, HTTPException, Query, Request
+import psutil
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
@@ -24,11 +26,11 @@ from starlette.routing import Route
 
 from zoo.runs.run_folder import MEDIA_NAME
 from zoo.ui.folders import MEDIA_TYPES, Folders, resolve_below
-from zoo.ui.metrics import metrics_as_csv
 from zoo.ui.processes.command import child_environment
 from zoo.ui.security import HOSTS, AccessGate, AccessToken
 
 UPLOAD_PATH = "/_zoo/upload"
+TEMP_PREFIX = "zoo-ui-"
 MAX_FILES = 50  # of one upload
 MAX_MESSAGE = 2**20  # bytes that a page sends at a time besides files
 RECONNECT_SECONDS = 30.0  # a page that was asleep keeps its state
@@ -46,7 +48,9 @@ def serve(
         raise OSError(f"port {port} cannot be used ({error.strerror}): choose another with --port, or 0") from error
     port = listener.getsockname()[1]
     access = AccessToken(port) if token is None else AccessToken(port, token)
-    with tempfile.TemporaryDirectory(prefix="zoo-ui-", ignore_cleanup_errors=True) as temp:
+    delete_stale_folders()
+    prefix = f"{TEMP_PREFIX}{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as temp:
         folders = Folders(Path.cwd(), runs, data, Path(temp))
         app = build_app(folders, access, child_environment(token_env), max_upload_mib * 2**20, at_once)
         value = access.value if token is None else f"(the value of ${token_env})"
@@ -59,7 +63,16 @@ def serve(
         logging.getLogger("uvicorn.error").addFilter(_is_server_error)
         for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises the signal again when it has shut down
             signal.signal(number, _exit_once)
+        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))  # the terminal was closed
         uvicorn.Server(config).run(sockets=[listener])
+
+
+def delete_stale_folders() -> None:
+    """Delete the temporary folders of servers that were killed; their names hold the number of the process."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{TEMP_PREFIX}*"):
+        pid = folder.name.removeprefix(TEMP_PREFIX).partition("-")[0]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_server_error(record: logging.LogRecord) -> bool:
@@ -98,9 +111,7 @@ def build_app(
     body_limit = Middleware(RequestBodyLimitMiddleware, max_body_size=max_upload)
     app.router.routes.append(Route(UPLOAD_PATH, receive_upload, methods=["POST"], middleware=[body_limit]))
     app.get("/_zoo/media/{path:path}")(send_sample)
-    app.get("/_zoo/curves/{run:path}")(send_metrics)
-    app.get("/_zoo/results/{job}/{name}")(send_result)
-    app.get("/_zoo/{rest:path}")(refuse_address)  # before NiceGUI answers with a page
+    app.get("/_zoo/results/{path:path}")(send_result)
     nicegui.ui.page("/")(lambda tab="", run="": build_page(state, tab, run))
     nicegui.core.app.config.socket_io_js_transports = ["websocket"]
     nicegui.ui.run_with(
@@ -124,40 +135,26 @@ async def receive_upload(request: Request) -> Response:
 
 def send_sample(path: str, request: Request) -> FileResponse:
     """Send an audio file or picture of a run's samples."""
-    folders: Folders = request.app.state.zoo.folders
-    try:
-        file = resolve_below(folders.runs, path)
-    except ValueError as error:
-        raise HTTPException(404) from error
-    media_type = MEDIA_TYPES.get(file.suffix.lower())
-    if media_type is None or file.parent.parent.name != MEDIA_NAME or not file.is_file():
+    file = Path(path)
+    if file.suffix.lower() not in MEDIA_TYPES or file.parent.parent.name != MEDIA_NAME:
         raise HTTPException(404)
-    return FileResponse(file, media_type=media_type)
+    return _send_file(request.app.state.zoo.folders.runs, path)
 
 
-def send_metrics(run: str, request: Request, metric: Annotated[list[str], Query(default_factory=list)]) -> Response:
-    """Send the rows of some metrics of a run."""
-    try:
-        content = metrics_as_csv(request.app.state.zoo.folders.run(run), metric)
-    except ValueError as error:
-        raise HTTPException(404) from error
-    name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in run)
-    headers = {"content-disposition": f'attachment; filename="{name}.csv"'}
-    return Response(content, media_type="text/csv", headers=headers)
-
-
-def send_result(job: str, name: str, request: Request) -> FileResponse:
+def send_result(path: str, request: Request) -> FileResponse:
     """Send a file of a prediction's results."""
+    return _send_file(request.app.state.zoo.folders.temp / "results", path)
+
+
+def _send_file(root: Path, name: str) -> FileResponse:
+    """Send a file below a folder; a browser shows media, and saves others."""
     try:
-        path = request.app.state.zoo.predictions.result(job, name)
+        file = resolve_below(root, name)
     except ValueError as error:
         raise HTTPException(404) from error
-    media_type = MEDIA_TYPES.get(path.suffix.lower())
+    if not file.is_file():
+        raise HTTPException(404)
+    media_type = MEDIA_TYPES.get(file.suffix.lower())
     if media_type is None:
-        return FileResponse(path, media_type="application/octet-stream", filename=path.name)
-    return FileResponse(path, media_type=media_type)
-
-
-def refuse_address(rest: str) -> None:
-    """Refuse all other addresses of the zoo."""
-    raise HTTPException(404)
+        return FileResponse(file, media_type="application/octet-stream", filename=file.name)
+    return FileResponse(file, media_type=media_type)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -15,13 +14,13 @@ from zoo.ui.folders import Folders
 from zoo.ui.machine import MachineLoad, read_machine
 from zoo.ui.metrics import MetricsReader
 from zoo.ui.predictions import Predictions
-from zoo.ui.processes.config_parser import ConfigParser
+from zoo.ui.processes.command import ConfigParser
 from zoo.ui.processes.model_process import ModelProcess
 from zoo.ui.processes.training_queue import TrainingQueue
 from zoo.ui.run_index import RunIndex
 
 Result = TypeVar("Result")
-TICK_SECONDS, SCAN_SECONDS, LOAD_SECONDS = 0.5, 1.0, 2.0
+REFRESH_SECONDS = 1.0
 log = logging.getLogger(__name__)
 
 
@@ -29,6 +28,7 @@ class AppState:
     """The state of one server.
 
     Attributes:
+        exporting: runs that a command writes exports of.
         loads: of this machine: its processor, then its GPUs.
         recipe: system, recipe and machine preset that were chosen last; None before.
     """
@@ -41,26 +41,21 @@ class AppState:
         self.metrics = MetricsReader()
         self.parser = ConfigParser(environment, folders.temp)
         self.predictions = Predictions(folders, ModelProcess(environment, folders.temp))
+        self.exporting: set[str] = set()
         self.loads: list[MachineLoad] = []
         self.recipe: tuple[str, str, str] | None = None
 
     async def refresh_forever(self) -> None:
         """Start trainings, list runs and read the load; an error of one turn is logged."""
-        next_scan = next_load = 0.0
         await self.parser.start()
         while True:
-            now = time.monotonic()
             try:
                 self.queue.tick()
-                if now >= next_scan:
-                    await asyncio.to_thread(self.index.scan)
-                    next_scan = now + SCAN_SECONDS
-                if now >= next_load:
-                    self.loads = await asyncio.to_thread(read_machine)
-                    next_load = now + LOAD_SECONDS
+                await asyncio.to_thread(self.index.scan)
+                self.loads = await asyncio.to_thread(read_machine)
             except Exception:  # whatever a folder of the runs holds
                 log.exception("the runs cannot be read")
-            await asyncio.sleep(TICK_SECONDS)
+            await asyncio.sleep(REFRESH_SECONDS)
 
     async def close(self) -> None:
         """End the processes that answer pages; trainings continue."""
@@ -75,25 +70,20 @@ class PageState:
     Args:
         run: that all tabs show, "" for none; `choose` changes it.
         compared_runs: whose curves are drawn together with it.
+        uploads: keys of the files that were uploaded from it.
     """
 
     app: AppState
     run: str = ""
     compared_runs: list[str] = field(default_factory=list)
+    uploads: set[str] = field(default_factory=set)
     tabs: Any = None
-    _listeners: list[Callable[[], Any]] = field(default_factory=list)
 
     def choose(self, run: str, tab: str = "", compared_runs: Sequence[str] = ()) -> None:
-        """Show a run in all tabs, and open a tab if one is named."""
+        """Show a run in all tabs from their next refresh on, and open a tab if one is named."""
         self.run, self.compared_runs = run, list(compared_runs)
-        for listener in self._listeners:
-            listener()
         if tab:
             self.tabs.set_value(tab)
-
-    def on_choice(self, listener: Callable[[], Any]) -> None:
-        """Call when another run is chosen."""
-        self._listeners.append(listener)
 
     def refresh_every(self, seconds: float, tab: str, refresh: Callable[[], Awaitable[None]]) -> None:
         """Refresh again and again while a tab is open, "" for always."""

@@ -8,7 +8,7 @@ import yaml
 
 from tests.audiosr.lily import CONTEXT, MELS, UNET, VOCODER, config, nets, state_of, write
 from zoo.audiosr.convert import convert, convert_config, describe, from_original, is_original, original_state
-from zoo.audiosr.convert.to_original import Nets, choose_layout, write_original
+from zoo.audiosr.convert.to_original import Nets, write_original
 from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.losses import Latent
 from zoo.audiosr.nets.denoiser import Denoiser, GlobalEncoder
@@ -21,7 +21,6 @@ from zoo.common.configs import load_recipe
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.common.systems import recipe_root
 from zoo.hifigan.nets.generator import Generator
-from zoo.runs.components import component_state
 from zoo.runs.init_from import init_from
 from zoo.runs.load import load
 
@@ -144,35 +143,12 @@ def test_heads_of_modelv1_from_the_configuration(tmp_path: Path, heads: int) -> 
     convert(path, tmp_path / "ours.ckpt")
     convert(tmp_path / "ours.ckpt", tmp_path / "back" / "step_40.pt")
     assert torch.equal(read(tmp_path / "back" / "step_40.pt"), expected)
-    made_nets = Nets(made["vae"], Denoiser(made["unet"], made["encoder"]))
-    write_original(made_nets, "modelV1", tmp_path / "new" / "a.pt")
-    assert torch.equal(read(tmp_path / "new" / "a.pt"), expected)
-    (tmp_path / "new" / "config.yaml").write_text(yaml.safe_dump(config("modelV1")))
-    with pytest.raises(ValueError, match="name another folder"):
-        write_original(made_nets, "modelV1", tmp_path / "new" / "b.pt")
-    assert convert_config_of(settings, tmp_path)["heads"] == heads
+    recipe = convert_config(path.with_name("config.yaml"))[0]
+    assert recipe["model"]["init_args"]["net"]["init_args"]["global_encoder"]["init_args"]["heads"] == heads
     unet = settings["model"]["params"]["unet_config"]["params"]
     unet |= {"global_encoder_hidden_dim": 256, "global_encoder_layers": 4}  # that of a model.py, which modelV1 ignores
     path.with_name("config.yaml").write_text(yaml.safe_dump(settings))
     assert from_original(path)["net"].global_encoder.heads == 4
-
-
-def convert_config_of(settings: dict, folder: Path) -> dict:
-    """The global encoder's arguments in the recipe of a configuration."""
-    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
-    recipe = convert_config(folder / "config.yaml")[0]
-    return recipe["model"]["init_args"]["net"]["init_args"]["global_encoder"]["init_args"]
-
-
-def test_start_from_a_file(tmp_path: Path) -> None:
-    made = nets("model.py")
-    state = original_state(write(tmp_path, "model.py", state_of(made, "model.py")))
-    kernel = made["unet"].input_blocks[0][0].weight
-    assert torch.equal(state["net.unet.input_blocks.0.0.weight"], kernel.transpose(-1, -2))
-    net = Denoiser(made["unet"], made["encoder"])
-    net.load_state_dict(component_state(state, "net"))
-    assert {key for key in state if key.startswith("autoencoder.net.")}
-    assert "autoencoder.quant_conv.weight" in state  # for the autoencoder's own task
 
 
 def test_refusals(tmp_path: Path) -> None:
@@ -210,17 +186,6 @@ def test_vocoder_whose_arguments_its_shapes_do_not_show(tmp_path: Path) -> None:
     assert written["model"]["params"]["first_stage_config"]["params"]["ddconfig"]["dropout"] == 0.3
     reflecting = Nets(vae, net, Generator(**odd, padding_mode="reflect").remove_weight_norm_())
     assert "reflect" in write_original(reflecting, "audiosr", tmp_path / "other" / "a.bin")[0]
-
-
-def test_what_no_layout_holds() -> None:
-    vae, net = AutoencoderKL(1, 1, (32, 32), 1, 4), Denoiser(UNet(**UNET))
-    assert choose_layout(net, vae, ".pt") == "modelV1"
-    with pytest.raises(ValueError, match="norm_groups"):
-        choose_layout(net, AutoencoderKL(1, 1, (32, 32), 1, 4, norm_num_groups=16), ".bin")
-    net.latent_scale.fill_(0.5)
-    assert choose_layout(net, vae, ".bin") == "audiosr"
-    with pytest.raises(ValueError, match="latent_scale"):
-        choose_layout(net, vae, ".pt")
 
 
 def test_fine_tuning_uses_every_tensor_of_the_original(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,30 +12,13 @@ from zoo.audiosr.convert import convert_config
 from zoo.common.build import build
 
 TRAIN = {
-    "batch_size": 2,
-    "num_workers": 3,
-    "epochs": 60,
-    "warmup_steps": 20,
-    "ema_decay": 0.99,
-    "gradient_accumulation_steps": 4,
-    "save_interval_steps": 5,
-    "log_interval": 3,
-    "valid_interval_steps": 7,
-    "weight_decay": "1e-3",
-    "use_mixed_precision": True,
-    "amp_init_scale": 1024.0,
-    "use_torch_compile": True,
-    "compile_mode": "max-autotune",
-    "compile_fullgraph": True,
-    "use_gradient_checkpointing": True,
-    "preload_data_to_ram": True,
-    "explosion_threshold": 5.0,
-    "early_stopping": True,
-    "patience": 30,
-    "use_jit_compile": True,
-    "mel_loss_weight": 1.0,
-    "strange": 1,
-}
+    "batch_size": 2, "num_workers": 3, "epochs": 60, "warmup_steps": 20, "ema_decay": 0.99,
+    "gradient_accumulation_steps": 4, "save_interval_steps": 5, "log_interval": 3, "valid_interval_steps": 7,
+    "weight_decay": "1e-3", "use_mixed_precision": True, "amp_init_scale": 1024.0, "use_torch_compile": True,
+    "compile_mode": "max-autotune", "compile_fullgraph": True, "use_gradient_checkpointing": True,
+    "preload_data_to_ram": True, "explosion_threshold": 5.0, "early_stopping": True, "patience": 30,
+    "use_jit_compile": True, "mel_loss_weight": 1.0, "strange": 1,
+}  # fmt: skip
 
 
 def written_files(folder: Path, layout: str, **train: object) -> Path:

@@ -13,6 +13,7 @@ from zoo.audio.io import files
 from zoo.audiosr.data.crops import SilenceFilter
 from zoo.audiosr.data.datamodule import SuperResolutionData, ValidationSplit
 from zoo.audiosr.data.simulate import Simulation
+from zoo.cli.main import main
 
 RATE = 16000
 SEGMENT = 4000
@@ -142,15 +143,6 @@ def test_silence_is_avoided(tmp_path: Path) -> None:
     assert silent > 0.5
 
 
-def test_a_short_clip_is_padded_and_its_padding_no_silence(tmp_path: Path) -> None:
-    for name in "ab":
-        files.write(tmp_path / "c" / f"{name}.wav", np.full(1000, 0.5 if name == "a" else -0.5, np.float32), RATE)
-    module = data(tmp_path / "c", tmp_path, batch_size=1)
-    crops = [module.train_set[epoch, 0]["high"][0] for epoch in range(4)]
-    assert all(torch.equal(crop, crops[0]) for crop in crops)
-    assert (crops[0][:1000].abs() > 0.9).all() and (crops[0][1000:] == 0).all()
-
-
 def test_pairs_keep_their_levels(corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     module = data(corpus, tmp_path, mode="paired", **{"silence.max_share": 1.0})
     for item in (module.train_set[0, 1], module.val_set[1]):
@@ -174,6 +166,17 @@ def test_uneven_broken_and_lonely_pairs(tmp_path: Path, caplog: pytest.LogCaptur
     (tmp_path / "p" / "low" / "c.wav").unlink()
     with pytest.raises(ValueError, match=r"1 of 4 files.*no counterpart.*: c"):
         data(tmp_path / "p", tmp_path, mode="paired")
+
+
+def test_cache_before_training(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "data:\n  class_path: zoo.audiosr.SuperResolutionData\n  init_args:\n"
+        f"    {{root: {corpus / 'train' / 'high'}, sample_rate: {RATE}, corpus: {{cache: {tmp_path / 'cache'}}}}}\n"
+    )
+    assert main(["cache", str(recipe)]) == 0
+    assert "3 clips for training" in capsys.readouterr().out
+    assert len(list((tmp_path / "cache").glob("*/audio.i16"))) == 1
 
 
 def test_embedded_corpus(tmp_path: Path) -> None:

@@ -6,19 +6,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from tests.audiosr.task_parts import AUTOENCODER, RATE, VOCODER, denoiser, features
+from tests.audiosr.task_parts import AUTOENCODER, RATE, VOCODER
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
-from zoo.audiosr.diffusion import CosineDiffusion
+from zoo.audiosr.data.simulate import lowpass
+from zoo.audiosr.evaluation.baselines import linear, mean_envelope, shaped_noise
 from zoo.audiosr.evaluation.evaluate import (
     EvaluationOptions,
     evaluate,
     evaluate_run,
-    load_recipe_data,
     low_band_si_sdr,
 )
-from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
+from zoo.common.build import build
 from zoo.runs.export import write_export
 
 UNET = {
@@ -42,18 +43,13 @@ def export(tmp_path: Path) -> Path:
         "features": spec("MelFeatures", **front),
         "diffusion": spec("CosineDiffusion"),
     }
-    built = {
-        "net": denoiser(),
-        "autoencoder": FrozenAutoencoder(config=AUTOENCODER),
-        "vocoder": FrozenVocoder(config=VOCODER),
-        "features": features(),
-        "diffusion": CosineDiffusion(),
-    }
     specs = {
         "inference": "zoo.audiosr.Restorer",
         "components": parts,
         "options": {"restore": {"overlap_seconds": 0.32}},
     }
+    torch.manual_seed(0)
+    built = {name: build(each) for name, each in parts.items()}
     write_export(tmp_path / "export", specs, built, "a test")
     files.write(tmp_path / "data" / "0.wav", SyntheticSpeech(sample_rate=RATE).utterance(0)[: RATE // 2], RATE)
     return tmp_path / "export"
@@ -73,15 +69,6 @@ def test_the_command_writes_all(export, tmp_path, capsys):
     assert len((output / "per_item.csv").read_text().splitlines()) == 1 + 2 * len(systems)
 
 
-def test_a_bad_file_is_named(export, tmp_path):
-    files.write(tmp_path / "data" / "short.wav", np.ones(40, np.float32) / 9, RATE)
-    (tmp_path / "data" / "0.wav").write_bytes((tmp_path / "data" / "0.wav").read_bytes()[:-900])
-    settings = EvaluationOptions(data=tmp_path / "data", cutoffs_hz=(3000.0,), seconds=0.2)
-    with pytest.raises(ValueError, match=r"0\.wav") as caught:
-        evaluate(export, tmp_path / "out", settings)
-    assert "max_bad_share" not in str(caught.value)  # no option of the command
-
-
 def test_what_cannot_be_evaluated_is_refused(export, tmp_path):
     with pytest.raises(FileNotFoundError, match="--data"):
         evaluate(export, tmp_path / "out", EvaluationOptions())
@@ -89,15 +76,6 @@ def test_what_cannot_be_evaluated_is_refused(export, tmp_path):
         evaluate(export, tmp_path / "out", EvaluationOptions(data=tmp_path / "data", cutoffs_hz=(7900.0,)))
     with pytest.raises(ValueError, match="--sampler"):
         evaluate_run(export, tmp_path / "out", steps=3)
-
-
-def test_missing_data_of_a_run_is_replaced_by_an_option(tmp_path):
-    (tmp_path / "run").mkdir()
-    data = {"class_path": "zoo.audiosr.SuperResolutionData", "init_args": {"root": "nowhere", "sample_rate": RATE}}
-    (tmp_path / "run" / "config.yaml").write_text(json.dumps({"data": data}))
-    with pytest.raises(FileNotFoundError, match="--data"):
-        load_recipe_data(tmp_path / "run", EvaluationOptions())
-    assert load_recipe_data(tmp_path / "run", EvaluationOptions(data=tmp_path)) is None
 
 
 def test_the_low_band_alone_is_compared():
@@ -108,3 +86,23 @@ def test_the_low_band_alone_is_compared():
         assert low_band_si_sdr(level * (low + 9 * high), level * low, RATE, 1000.0) > 60
     worse = low_band_si_sdr(low + 0.1 * rng.standard_normal(8000), low, RATE, 1000.0)
     assert worse == pytest.approx(10 * np.log10(0.5 / 0.01 * 8), abs=1.5)
+
+
+def test_linear_interpolation_goes_through_the_samples():
+    """A tone at an eighth of the low rate: the samples in between lie on straight lines."""
+    low = np.sin(2 * np.pi * 500 * np.arange(8000) / RATE).astype(np.float32)
+    result = linear(low, RATE, 2000.0)
+    np.testing.assert_allclose(result[400:-400:4], low[400:-400:4], atol=1e-3)
+    np.testing.assert_allclose(result[402:-402:4], (low[400:-404:4] + low[404:-400:4]) / 2, atol=1e-3)
+
+
+def test_shaped_noise_meets_the_envelope_at_the_level_of_the_low_band():
+    noise = np.random.default_rng(0).standard_normal(4 * RATE).astype(np.float32)
+    tilted = np.cumsum(noise)[: len(noise)] * np.float32(0.01)
+    tilted -= lowpass(tilted, RATE, 50.0)
+    envelope = mean_envelope([tilted])
+    for level in (1.0, 0.05):
+        low = level * lowpass(tilted, RATE, 3000.0)
+        results = mean_envelope([shaped_noise(low, RATE, 3000.0, envelope)])
+        np.testing.assert_allclose(results[450:1000] - np.log(level), envelope[450:1000], atol=0.5)
+        assert np.mean(results[450:1000] - np.log(level) - envelope[450:1000]) == pytest.approx(0, abs=0.1)

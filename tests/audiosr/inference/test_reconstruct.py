@@ -31,8 +31,3 @@ def test_files_of_any_length_and_rate(samples: int, tmp_path: Path) -> None:
     written = load_features(tmp_path / "a.npy")
     assert written.shape == (32, -(-2 * samples // 160)) and facts["frames"] == written.shape[1]
     np.testing.assert_allclose(written, model(files.read(tmp_path / "a.wav")[0], 8000), atol=1e-6)
-
-
-def test_short_chunks_are_refused() -> None:
-    with pytest.raises(ValueError, match="chunk_seconds"):
-        Reconstructor(AutoencoderKL(**AUTOENCODER), features(), chunk_seconds=0.01)

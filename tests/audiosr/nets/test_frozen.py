@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 
-from tests.audiosr.task_parts import AUTOENCODER, VOCODER, features
+from tests.audiosr.task_parts import AUTOENCODER, VOCODER
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.blocks.autoencoder import AutoencoderKL, posterior_mean
 from zoo.common.registry import public_name
@@ -54,23 +53,3 @@ def test_vocoder_is_folded_once_whatever_its_source(tmp_path: Path) -> None:
     write_export(exported, {"inference": "mine.Z", "components": {"generator": spec}}, {"generator": net}, "test")
     for source in (copy, exported):
         assert FrozenVocoder(str(source)).fingerprint() == frozen.fingerprint()
-
-
-def test_gradients_pass_but_nothing_trains_and_modes_stay() -> None:
-    vocoder = FrozenVocoder(config={**VOCODER, "resblock": 2})  # as the recipes' parser gives it
-    vocoder.train()
-    assert not any(module.training for module in vocoder.modules())
-    mel = torch.randn(1, 1, 4, features().n_mels, requires_grad=True)
-    vocoder(mel).sum().backward()
-    assert mel.grad is not None and mel.grad.abs().sum() > 0
-    assert not any(parameter.requires_grad for parameter in vocoder.parameters())
-
-
-def test_wrong_sources_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="give source"):
-        FrozenVocoder()
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        FrozenAutoencoder(str(tmp_path / "nowhere"))
-    path = checkpoint(tmp_path, "autoencoder", AutoencoderKL(**AUTOENCODER), AUTOENCODER)
-    with pytest.raises(ValueError, match=r"found 0"):
-        FrozenVocoder(str(path))

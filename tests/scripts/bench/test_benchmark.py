@@ -3,12 +3,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import lightning as L
-import pytest
 import torch
 from torch.utils.data import TensorDataset
 
 from scripts.bench import tools as benchmark
-from scripts.bench.tools import Cost, Finding
+from scripts.bench.tools import Cost
 from zoo.training.callbacks.checkpoint import Checkpoints
 
 
@@ -16,24 +15,6 @@ def test_ratio_is_the_median_of_neighbours_not_the_ratio_of_medians():
     one, other = [Cost(2, 20), Cost(9, 90), Cost(30, 10)], [Cost(1, 10), Cost(3, 10), Cost(5, 10)]
     assert benchmark.ratios(one, other) == Cost(3, 2)
     assert benchmark.median(one) == Cost(9, 20)
-
-
-@pytest.mark.parametrize(
-    ("limits", "value", "passed", "target"),
-    [
-        ({"at_most": 5.0}, 5.0, True, "<= 5"),
-        ({"at_most": 5.0}, 5.1, False, "<= 5"),
-        ({"at_most": 5.0}, float("nan"), False, "<= 5"),
-        ({"at_least": 1.4}, 1.4, True, ">= 1.4"),
-        ({"at_least": 1.4}, 1.3, False, ">= 1.4"),
-        ({"at_least": 1.4}, float("nan"), False, ">= 1.4"),
-        ({}, 1.0, None, ""),
-    ],
-)
-def test_verdict(limits, value, passed, target):
-    finding = Finding("it", value, "x", **limits)
-    assert finding.passed is passed
-    assert finding.target == target
 
 
 class Line(L.LightningModule):

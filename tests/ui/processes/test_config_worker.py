@@ -2,20 +2,18 @@
 
 import asyncio
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.harness import environment, zoo
+from tests.harness import environment
 from zoo.cli.config_worker import describe_arguments, parse
 from zoo.cli.trainer import ZooCLI
 from zoo.common.configs import dump_yaml, load_yaml
 from zoo.common.systems import recipe_paths
-from zoo.runs.run_folder import CONFIG_NAME
-from zoo.ui.processes.config_parser import ConfigParser, ParsedConfig
-from zoo.ui.tabs.config_edits import describe_key, flatten_values
+from zoo.ui.processes.command import ConfigParser, ParsedConfig
+from zoo.ui.tabs.config_edits import SWITCHES, describe_key, flatten_values
 
 HIFIGAN, FLOW = recipe_paths()["hifigan/smoke"], recipe_paths()["flow/smoke"]
 EMA = {"class_path": "zoo.training.EMA", "init_args": {"modules": ["net"], "decay": 0.5}}
@@ -23,11 +21,9 @@ EDITS: list[tuple[Path, dict[str, Any]]] = [
     (HIFIGAN, {}),
     (HIFIGAN, {"trainer": {"max_steps": 7}}),
     (HIFIGAN, {"data": {"init_args": {"sample_rate": 16000}}}),  # interpolations follow
-    (HIFIGAN, {"model": {"init_args": {"loss_weights": {"g/mel": 30}}}}),
     (HIFIGAN, {"model": {"init_args": {"optimizer_g": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}}}}),
     (HIFIGAN, {"wandb": {"project": "zoo"}, "loggers": ["tensorboard"]}),
     (FLOW, {"trainer": {"callbacks": [EMA]}}),
-    (FLOW, {"trainer": {"callbacks": None}}),
     (FLOW, {"model": {"init_args": {"net": {"init_args": {"channel_mult": [1, 2, 2]}}}}}),
 ]
 
@@ -53,9 +49,7 @@ def test_the_config_is_that_of_print_config(
     [
         ({"data": {"init_args": {"batch_size": "eight"}}}, "data.init_args.batch_size"),
         ({"data": {"init_args": {"batch_size": 0}}}, "data.init_args.batch_size"),
-        ({"data": {"init_args": {"batch_sizes": 8}}}, "batch_size"),
         ({"modle": {"x": 1}}, "modle"),
-        ({"model": {"class_path": "os.system"}}, "os.system"),
         ({"model": {"init_args": {"generator": {"class_path": "subprocess.Popen"}}}}, "subprocess.Popen"),
         ({"trainer": {"strategy": "fsdp"}}, "trainer.strategy"),
         ({"data": {"init_args": {"root": "${oc.env:HOME}"}}}, "HOME"),
@@ -80,7 +74,7 @@ def test_every_key_of_a_recipe_is_described_with_its_type_and_choices() -> None:
     assert describe("model.init_args.loss_weights.g/mel")["help"]  # an entry of a dictionary
     assert describe("wandb.mode")["choices"] == ["online", "offline"] and describe("trainer.max_steps")["help"]
     assert describe("no.such.key") == {} and describe("seed_everything")["help"]
-    assert [key for key in values if not describe(key).get("help") and not key.endswith(".on")] == []
+    assert [key for key in values if not describe(key).get("help") and key not in SWITCHES] == []
     assert json.loads(json.dumps(reply)) == reply
 
 
@@ -116,15 +110,3 @@ def test_one_process_answers_again_and_again(tmp_path: Path) -> None:
             await broken.parse([HIFIGAN], {})
 
     asyncio.run(main())
-
-
-@pytest.mark.slow
-def test_a_run_has_the_config_that_was_parsed(tmp_path: Path) -> None:
-    """In a working folder with folders named like keys of the config."""
-    for name in ("checkpoints", "data", "model", "trainer"):
-        (tmp_path / name).mkdir()
-    changes = {"trainer": {"max_steps": 1}, "data": {"init_args": {"batch_size": 2}}}
-    (tmp_path / "changes.yaml").write_text(dump_yaml(changes))
-    result = zoo("fit", "--config", HIFIGAN, "--config", "changes.yaml", "--trainer.default_root_dir=run", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert (tmp_path / "run" / CONFIG_NAME).read_text() == parse([os.fspath(HIFIGAN)], changes)["text"]

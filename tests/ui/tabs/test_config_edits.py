@@ -10,10 +10,10 @@ from zoo.ui.tabs.config_edits import (
     ConfigEdits,
     as_text,
     equal_values,
+    expand_key,
     find_key_in_message,
     flatten,
     flatten_values,
-    overlap,
     read_value,
     set_value,
 )
@@ -39,7 +39,6 @@ def merged(edits: ConfigEdits) -> dict[str, Any]:
         ("seed_everything", 2, {"seed_everything": 2}),
         ("data.init_args.batch_size", 9, {"data": {"init_args": {"batch_size": 9}}}),
         ("data.init_args.root", "data", {"data": {"init_args": {"root": "data"}}}),
-        ("model.init_args.sizes", [3], {"model": {"init_args": {"sizes": [3]}}}),
         ("model.init_args.weights.g/mel", 30, {"model": {"init_args": {"weights": {"g/mel": 30}}}}),
         ("model.init_args.weights.new", 1, {"model": {"init_args": {"weights": {"new": 1}}}}),
         ("wandb.project", "zoo", {"wandb": {"project": "zoo"}}),
@@ -50,7 +49,7 @@ def test_an_edit_becomes_a_nested_change(key: str, value: Any, changes: dict[str
     edits.edit(key, value)
     assert edits.to_changes() == changes and edits.values[key] == value
     assert merged(edits) == flatten_values(CONFIG) | {key: value}
-    assert [edit.key for edit in edits.differences()] == [key]
+    assert [row[0] for row in edits.differences()] == [key]
     edits.reset(key)
     assert edits.to_changes() == {} and edits.values == flatten_values(CONFIG)
 
@@ -83,32 +82,22 @@ def test_the_value_of_the_recipe_is_no_edit_and_the_newest_edit_wins() -> None:
 
 
 @pytest.mark.parametrize(
-    "switch_off", [lambda edits: edits.edit("guard.on", False), lambda edits: edits.reset("guard.on")]
+    "switch_off", [lambda edits: edits.edit("loss_guard", False), lambda edits: edits.reset("loss_guard")]
 )
 def test_switches_add_and_remove_callbacks(switch_off: Any) -> None:
     edits = ConfigEdits(CONFIG)
-    assert edits.values["guard.on"] is False is edits.values["early.on"]
-    edits.edit("guard.on", True)
-    edits.edit("early.on", True)
+    assert edits.values["loss_guard"] is False is edits.values["early_stopping"]
+    edits.edit("loss_guard", True)
+    edits.edit("early_stopping", True)
     edits.edit("trainer.callbacks.LossGuard.init_args.factor", 3.0)
     values = merged(edits)
-    assert values["trainer.callbacks.LossGuard.init_args.factor"] == 3.0 and values["guard.on"]
+    assert values["trainer.callbacks.LossGuard.init_args.factor"] == 3.0 and values["loss_guard"]
     assert values["trainer.callbacks.EarlyStopping.init_args.monitor"] == "val/x"
     assert values["trainer.callbacks.EMA.init_args.decay"] == 0.99
     switch_off(edits)
-    assert edits.edits == {"early.on": True}
-    edits.reset("early.on")
+    assert edits.edits == {"early_stopping": True}
+    edits.reset("early_stopping")
     assert edits.to_changes() == {}
-
-
-def test_what_follows_is_reported_apart_from_what_was_edited() -> None:
-    edits = ConfigEdits(CONFIG)
-    edits.edit("trainer.max_steps", 20)
-    parsed = merge(CONFIG, {"trainer": {"max_steps": 20}, "model": {"init_args": {"sizes": [4]}}})
-    assert [tuple(edit) for edit in edits.set_config(parsed)] == [("model.init_args.sizes", "[1, 2]", "[4]")]
-    assert edits.values["model.init_args.sizes"] == [4]
-    edits.edit("guard.on", True)
-    assert edits.set_config(merge(CONFIG, edits.to_changes())) == []
 
 
 def test_a_problem_stops_the_start_until_it_is_mended() -> None:
@@ -128,7 +117,6 @@ def test_a_problem_stops_the_start_until_it_is_mended() -> None:
         ("recipe.yaml: trainer.max_steps: expected int", "trainer.max_steps"),
         ("model.init_args.weights.g/mel: expected float", "model.init_args.weights.g/mel"),
         ("trainer.max_steps_of_all is wrong", None),
-        ("something else", None),
     ],
 )
 def test_a_message_belongs_to_the_key_that_it_names(message: str, key: str | None) -> None:
@@ -154,13 +142,26 @@ def test_texts_that_users_write() -> None:
     for text in ("no: [1", "a: 1\na: 2", "!!python/object:os.system x"):
         with pytest.raises(ValueError):
             read_value(text)
-    assert equal_values(1, 1.0) and not equal_values(1, True) and not equal_values(0, False)
-    assert overlap("a.b", "a") and overlap("a", "a.b") and not overlap("a.b", "a.bc")
+    assert equal_values(1, 1.0) and not equal_values(1, True)
 
 
-@pytest.mark.parametrize("name", ["hifigan/smoke", "flow/smoke", "audiosr/smoke", "ci_llm/smoke"])
+@pytest.mark.parametrize("name", ["hifigan/smoke", "ci_llm/smoke"])
 def test_every_value_of_a_recipe_can_be_set_by_its_key(name: str) -> None:
     config = load_recipe(recipe_paths()[name])
     for key, value in flatten(config).items():
         set_value(config, key, value)
     assert config == load_recipe(recipe_paths()[name])
+
+
+@pytest.mark.parametrize(
+    ("key", "full"),
+    [
+        ("seed_everything", "seed_everything"),
+        ("data.batch_size", "data.init_args.batch_size"),
+        ("data.init_args.batch_size", "data.init_args.batch_size"),
+        ("model.class_path", "model.class_path"),
+        ("trainer.callbacks.EMA-2.decay", "trainer.callbacks.EMA-2.init_args.decay"),
+    ],
+)
+def test_a_short_key_is_expanded(key: str, full: str) -> None:
+    assert expand_key(key, flatten_values(CONFIG)) == full

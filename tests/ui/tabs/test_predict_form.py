@@ -1,7 +1,6 @@
 """The form of a trained system: a control for each kind of field, its values, and what is wrong at which field."""
 
 import io
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,14 +11,13 @@ from nicegui import ui
 
 from zoo.runs.inference.forms import InputField, Output
 from zoo.ui.folders import Folders
-from zoo.ui.tabs.predict_form import FileDrop, PredictForm
+from zoo.ui.tabs.predict_form import PredictForm
 from zoo.ui.tabs.results import Compare, show_outputs
 
 AUDIO = InputField("input", "Recording", "audio", allowed=(".wav",))
 STEPS = InputField("steps", "Steps", "int", default=4, bounds=(1, 64))
 CLASSES = InputField("classes", "Classes", "choices", default=("0",), allowed=("0", "1"), bounds=(1, 2))
 SEED = InputField("seed", "Seed", "int", optional=True, advanced=True)
-QUESTION = InputField("question", "Question", "text")
 pytestmark = pytest.mark.usefixtures("client")
 
 
@@ -34,27 +32,23 @@ def upload(folders: Folders, name: str) -> str:
 
 
 def test_values_of_all_kinds_are_read(folders: Folders) -> None:
-    form = PredictForm([AUDIO, STEPS, CLASSES, SEED], folders, lambda: None)
+    form = PredictForm([AUDIO, STEPS, CLASSES, SEED], folders, set())
     control(form, "Recording").value = [upload(folders, "音声.wav")]
     (values,) = form.read()
-    assert Path(values["input"]).name == "音声.wav" and Path(values["input"]).read_bytes() == b"RIFF"
+    assert values["input"].name == "音声.wav" and values["input"].read_bytes() == b"RIFF"
     assert {name: values[name] for name in ("steps", "classes", "seed")} == {
         "steps": 4,
         "classes": ("0",),
         "seed": None,
     }
     assert form.title(values) == "音声.wav · Steps: 4 · Classes: 0"
-    assert form.take_question(values) == "" and not form.is_conversation
 
 
 def test_each_of_several_files_is_a_form(folders: Folders) -> None:
-    form = PredictForm([AUDIO, STEPS], folders, lambda: None)
+    form = PredictForm([AUDIO, STEPS], folders, set())
     control(form, "Recording").value = [upload(folders, f"{name}.wav") for name in "ab"]
-    assert [Path(values["input"]).stem for values in form.read()] == ["a", "b"]
+    assert [values["input"].stem for values in form.read()] == ["a", "b"]
     assert {values["steps"] for values in form.read()} == {4}
-    two_files = PredictForm([AUDIO, InputField("other", "Other", "audio", optional=True)], folders, lambda: None)
-    drops = [each for each in ui.context.client.elements.values() if isinstance(each, FileDrop)]
-    assert [drop.props.get("multiple", False) for drop in drops[-2:]] == [False, False] and len(two_files.fields) == 2
 
 
 @pytest.mark.parametrize(
@@ -62,13 +56,13 @@ def test_each_of_several_files_is_a_form(folders: Folders) -> None:
     [
         ("Recording", [], "Field required"),
         ("Recording", ["0123456789abcdef"], "upload the file again"),
-        ("Recording", ["../../x"], "expected 1 to 64"),
+        ("Recording", ["../../x"], "is not below"),
         ("Steps", 65, "less than or equal to 64"),
         ("Steps", 1.5, "integer"),
     ],
 )
 def test_an_error_is_shown_at_its_field(folders: Folders, label: str, value: Any, message: str) -> None:
-    form = PredictForm([AUDIO, STEPS, CLASSES, SEED], folders, lambda: None)
+    form = PredictForm([AUDIO, STEPS, CLASSES, SEED], folders, set())
     if label != "Recording":
         control(form, "Recording").value = [upload(folders, "a.wav")]
     element = control(form, label)
@@ -76,14 +70,6 @@ def test_an_error_is_shown_at_its_field(folders: Folders, label: str, value: Any
     with pytest.raises(ValueError, match=message):
         form.read()
     assert message in element.error
-
-
-def test_a_single_required_text_is_a_conversation(folders: Folders) -> None:
-    form = PredictForm([QUESTION, STEPS], folders, lambda: None)
-    control(form, "Question").value = "What is 2 + 2?"
-    (values,) = form.read()
-    assert form.is_conversation and form.title(values) == "What is 2 + 2?"
-    assert form.take_question(values) == "What is 2 + 2?" and control(form, "Question").value == ""
 
 
 def test_outputs_of_all_kinds_are_shown() -> None:
@@ -104,10 +90,6 @@ def test_outputs_of_all_kinds_are_shown() -> None:
     assert [source["url"] for source in player.props["sources"]] == ["/a.wav", "/b.wav"]
     assert {each.props.get("src") for each in elements} >= {"/c.png", "/d.gif"}
     texts = [each.text for each in elements if isinstance(each, ui.label | ui.link)]
-    assert "Features: the file does not exist any more" in texts and "<b>4</b>" in texts
-    assert "Download a.wav" in texts
+    assert {"Features: the file does not exist any more", "<b>4</b>", "Download a.wav"} <= set(texts)
     (table,) = [each for each in elements if isinstance(each, ui.table)]
     assert [row["c1"] for row in table.rows] == [1.0, "[1]"]
-    with ui.element() as box:
-        show_outputs([Output("text", "Crowd", data="4")], lambda name: "", conversation=True)
-    assert any(isinstance(each, ui.chat_message) for each in box.descendants())

@@ -23,13 +23,14 @@ from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, match_length, resample_blocks
 from zoo.audiosr.data.cutoff import FULL_BAND, find_edge
 from zoo.audiosr.data.simulate import max_cutoff_hz
-from zoo.audiosr.diffusion import DDIM, CosineDiffusion
+from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.inference.chunks import TAGS, ChunkRestorer, bands_below, clip_mel, tag_units, vocode
 from zoo.audiosr.inference.crossover import StreamSpectrum, crossover_gains, filter_and_sum, lowpass_gains, match_level
 from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.options import DEFAULT_RESTORE, RestoreOptions
+from zoo.audiosr.samplers import DDIM
 from zoo.common.reports import write_figure
 from zoo.runs.inference.forms import InputField, Output, Progress
 

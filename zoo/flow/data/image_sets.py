@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from zoo.common.journal import read_lines
+from zoo.common.foreign_files import read_lines
 from zoo.flow.data.images import ArrayImages, FileImages, ImageSource
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Commands of the zoo as processes, and processes that answer in lines of JSON."""
+"""Commands of the zoo as processes, processes that answer in lines of JSON, and the parser of configs as one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 
@@ -17,8 +19,7 @@ from zoo.common.registry import allowed_packages
 from zoo.runs.run_info import tail_lines
 
 MAX_LINE = 2**26  # bytes
-COMMAND_SECONDS = 1800.0
-KILLED_CODE = -9
+PARSER = "zoo.cli.config_worker"  # imports for seconds, and parses in a fraction of one
 # what would make a child think that it is a rank, or lead it to the page's own files
 _NOT_INHERITED = ("NICEGUI_", "ZOO_RUN_FOLDER", "LOCAL_RANK", "RANK", "WORLD_SIZE")
 
@@ -34,29 +35,18 @@ def child_environment(secret: str | None = None) -> dict[str, str]:
     return {name: os.environ[name] for name in names} | {"PYTHONUNBUFFERED": "1"}
 
 
-class CommandResult(NamedTuple):
-    """Exit code of a command, and what it printed."""
-
-    code: int
-    output: str
-
-
-async def run_command(
-    arguments: Sequence[str], environment: dict[str, str], timeout_seconds: float = COMMAND_SECONDS
-) -> CommandResult:
-    """Run a command of the zoo to its end; it is killed at the deadline, and when the caller is cancelled."""
+async def run_command(arguments: Sequence[str], environment: dict[str, str]) -> tuple[int, str]:
+    """Run a command; returns its exit code and what it printed. It is killed when the caller is cancelled."""
     process = await asyncio.create_subprocess_exec(
         *zoo_program(), *arguments, env=environment, start_new_session=True, stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     try:
-        output, _ = await asyncio.wait_for(process.communicate(), timeout_seconds)
-    except TimeoutError:
-        return CommandResult(124, f"zoo {arguments[0]} took longer than {timeout_seconds:.0f} s and was ended")
+        output, _ = await process.communicate()
     finally:
         if process.returncode is None:
             kill_tree(process.pid)
-    return CommandResult(process.returncode or 0, output.decode("utf-8", "replace").strip())
+    return process.returncode or 0, output.decode("utf-8", "replace").strip()
 
 
 def kill_tree(pid: int) -> None:
@@ -120,7 +110,7 @@ class JsonProcess:
         raise ChildProcessError(self._exit_reason(await self._process.wait()))
 
     def _exit_reason(self, code: int) -> str:
-        if code == KILLED_CODE:
+        if code == -signal.SIGKILL:
             return "the process was killed; perhaps the machine has too little memory"
         return f"the process ended with code {code}: {last_error(tail_lines(self._log, 5))}"
 
@@ -131,3 +121,42 @@ class JsonProcess:
                 kill_tree(self.pid)
             await self._process.wait()
             self._process = None
+
+
+@dataclass(frozen=True)
+class ParsedConfig:
+    """The complete config of a training."""
+
+    config: dict[str, Any]
+    text: str  # as the run's `config.yaml` holds it
+    arguments: Mapping[str, Mapping[str, Any]]  # `help`, `type`, `choices` by section or class, then by name
+
+
+class ConfigParser:
+    """Parses recipes with changes merged over them, one after the other."""
+
+    def __init__(self, environment: dict[str, str], temp: Path, worker: str = PARSER) -> None:
+        self._process = JsonProcess(worker, allowed_packages(), environment, temp / "config_parser.log")
+        self._lock = asyncio.Lock()
+
+    async def parse(self, files: Sequence[Path], changes: Mapping[str, Any]) -> ParsedConfig:
+        """Parse the command line `zoo fit` with these files; ValueError with its message, which names the key."""
+        async with self._lock:
+            try:
+                await self._process.send({"files": [str(file) for file in files], "changes": dict(changes)})
+                reply = await self._process.receive()
+            except asyncio.CancelledError:  # the reply would be taken for that of the next request
+                await self._process.close()
+                raise
+        if "error" in reply:
+            raise ValueError(reply["error"])
+        return ParsedConfig(**reply)
+
+    async def start(self) -> None:
+        """Start the process before it is needed."""
+        async with self._lock:
+            await self._process.start()
+
+    async def close(self) -> None:
+        """End the process."""
+        await self._process.close()

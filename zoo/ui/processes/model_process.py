@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import psutil
+from typing import Any
 
 from zoo.common.registry import allowed_packages
 from zoo.runs.checkpoints import find_checkpoints
@@ -16,23 +14,7 @@ from zoo.ui.processes.command import JsonProcess
 
 WORKER = "zoo.ui.processes.model_worker"
 Progress = Callable[[float, str], None]
-
-
-class ModelSource(NamedTuple):
-    """What to load, and where to compute; a file that is written again is another source."""
-
-    path: Path
-    device: str
-    file: Path
-    changed: int
-
-
-def find_source(path: Path, device: str) -> ModelSource:
-    """Return the source for a run folder or a checkpoint; ValueError when there is no checkpoint."""
-    files = find_checkpoints(path) if path.is_dir() else [path]
-    if not files:
-        raise ValueError(f"{path} has no checkpoint yet")
-    return ModelSource(path, device, files[0], files[0].stat().st_mtime_ns)
+Source = tuple[Path, str, Path, int]  # path, device, and the checkpoint with the time when it was written
 
 
 class ModelProcess:
@@ -41,25 +23,13 @@ class ModelProcess:
     def __init__(self, environment: dict[str, str], temp: Path, worker: str = WORKER) -> None:
         self._process = JsonProcess(worker, (), environment, temp / "model.log")
         self._lock = asyncio.Lock()
-        self._source: ModelSource | None = None
+        self._source: Source | None = None
         self._fields: tuple[InputField, ...] = ()
-        self._is_busy = False
-
-    def describe(self) -> str:
-        """Describe the loaded model in one line, "" without one."""
-        if self._source is None or self._process.pid is None:
-            return ""
-        try:
-            memory = psutil.Process(self._process.pid).memory_info().rss / 2**20
-        except psutil.Error:
-            return ""
-        state = "computing" if self._is_busy else "ready" if self._fields else "loading"
-        return f"{self._source.file.name} on {self._source.device}: {state}, {memory:.0f} MiB"
 
     async def load(self, path: Path, device: str) -> tuple[InputField, ...]:
         """Load a run folder or a checkpoint, unless it is loaded; returns its fields, ValueError when that fails."""
         async with self._lock:
-            return await self._load(find_source(path, device))
+            return await self._load(path, device)
 
     async def predict(
         self, path: Path, device: str, values: Mapping[str, Any], folder: Path, report: Progress
@@ -70,15 +40,11 @@ class ModelProcess:
         its process ended.
         """
         async with self._lock:
-            await self._load(find_source(path, device))
-            self._is_busy = True
-            try:
-                report(0.0, "computing")
-                await self._process.send({"values": dict(values), "folder": str(folder)})
-                while "progress" in (reply := await self._receive()):
-                    report(reply["progress"], reply["text"])
-            finally:
-                self._is_busy = False
+            await self._load(path, device)
+            report(0.0, "computing")
+            await self._process.send({"values": dict(values), "folder": str(folder)})
+            while "progress" in (reply := await self._receive()):
+                report(reply["progress"], reply["text"])
             return [Output(**output) for output in reply["outputs"]], reply["seconds"]
 
     async def close(self) -> None:
@@ -86,11 +52,15 @@ class ModelProcess:
         self._source, self._fields = None, ()
         await self._process.close()
 
-    async def _load(self, source: ModelSource) -> tuple[InputField, ...]:
+    async def _load(self, path: Path, device: str) -> tuple[InputField, ...]:
+        files = find_checkpoints(path) if path.is_dir() else [path]
+        if not files:
+            raise ValueError(f"{path} has no checkpoint yet")
+        source = path, device, files[0], files[0].stat().st_mtime_ns
         if source != self._source or self._process.pid is None:
             await self.close()
             packages = list(allowed_packages())
-            await self._process.send({"path": str(source.path), "device": source.device, "allow_import": packages})
+            await self._process.send({"path": str(path), "device": device, "allow_import": packages})
             reply = await self._receive()
             self._fields = tuple(InputField(**entry) for entry in reply["fields"])
             self._source = source  # not after an error: the next call starts a new process

@@ -9,10 +9,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import queue
-import signal
 import sys
-import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -42,7 +39,7 @@ class LineWriter:
         self._lines.flush()
 
     def report(self, fraction: float, text: str) -> None:
-        """Write the progress, not more often than a page shows it."""
+        """Write the progress, not more often than a page shows it; it fails when the server has ended."""
         if time.monotonic() - self._last_report >= REPORT_SECONDS:
             self._last_report = time.monotonic()
             self.write(progress=min(max(fraction, 0.0), 1.0), text=text)
@@ -51,20 +48,17 @@ class LineWriter:
 def main() -> None:
     """Load, then compute form after form."""
     faulthandler.enable()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the server, and that ends this
-    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_read_lines, args=(lines,), daemon=True).start()
     writer = LineWriter()
-    order = json.loads(lines.get())
+    order = json.loads(sys.stdin.readline())
     try:
         model = load(order["path"], local_device(order["device"]), allow_import=order["allow_import"])
         fields = model.fields()
     except Exception as error:  # a run's description may fail in any way
         writer.write(error=_message(error))
-        sys.exit(1)
+        return
     writer.write(fields=[asdict(field) for field in fields])
-    while True:
-        request = json.loads(lines.get())
+    for line in sys.stdin:
+        request = json.loads(line)
         started = time.perf_counter()
         try:
             values = read_form(fields, request["values"])
@@ -75,13 +69,6 @@ def main() -> None:
             writer.write(error=_message(error))
         else:
             writer.write(outputs=[asdict(each) for each in outputs], seconds=time.perf_counter() - started)
-
-
-def _read_lines(lines: queue.SimpleQueue[str]) -> None:
-    """Take lines while the model computes, so that the end of the server ends the computation, too."""
-    for line in sys.stdin:
-        lines.put(line)
-    os._exit(0)
 
 
 def _message(error: Exception) -> str:

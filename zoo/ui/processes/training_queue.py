@@ -7,31 +7,29 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 
 from zoo.common.atomic_files import write_atomic
 from zoo.common.configs import dump_yaml
-from zoo.common.journal import load_json
+from zoo.common.foreign_files import load_json
 from zoo.common.locks import is_locked
 from zoo.runs.checkpoints import find_checkpoints
 from zoo.runs.run_folder import refuse_links
 from zoo.ui.folders import CHANGES_NAME, CONSOLE_NAME, Folders
 from zoo.ui.processes.command import kill_tree, zoo_program
 
-log = logging.getLogger(__name__)
-
 PROCESS_NAME = "process.json"
 STOPPED_CODES = (143, 130, -signal.SIGTERM, -signal.SIGINT)
 CLOCK_SECONDS = 2.0  # the clock of the system may be set in between
+Training = tuple[Sequence[str], Mapping[str, Any]]  # arguments of `zoo fit`, and what becomes its `changes.yaml`
 
 
 @dataclass(frozen=True)
@@ -72,13 +70,6 @@ def write_record(folder: Path, record: ProcessRecord) -> None:
     write_atomic(folder / PROCESS_NAME, lambda file: file.write(json.dumps(asdict(record), indent=2).encode()))
 
 
-class WaitingTraining(NamedTuple):
-    """A training that has not started: arguments of `zoo fit`, and the changes that become its `changes.yaml`."""
-
-    arguments: tuple[str, ...]
-    changes: Mapping[str, Any] = {}
-
-
 class TrainingQueue:
     """The trainings of one server; used by its event loop alone.
 
@@ -92,7 +83,8 @@ class TrainingQueue:
     ) -> None:
         self.folders = folders
         self.at_once = at_once
-        self.waiting: dict[str, WaitingTraining] = {}  # by run, the first in first
+        self.waiting: dict[str, Training] = {}  # by run, the first in first
+        self.launch_errors: dict[str, str] = {}  # why no process of a run could be started
         self._environment = environment
         self._program = list(program or zoo_program())
         records = {path.parent: read_record(path.parent) for path in find_records(folders.runs)}
@@ -114,7 +106,7 @@ class TrainingQueue:
         folder = self.folders.runs / run
         paths = [str(file) for file in files] + ([str(folder / CHANGES_NAME)] if changes else [])
         arguments = [f"--config={path}" for path in paths]
-        self._enqueue(run, WaitingTraining((*arguments, f"--trainer.default_root_dir={folder}"), changes))
+        self._enqueue(run, ([*arguments, f"--trainer.default_root_dir={folder}"], changes))
         return run
 
     def resume(self, run: str, options: Sequence[str] = ()) -> None:
@@ -127,14 +119,15 @@ class TrainingQueue:
         refuse_links(folder)  # the console's log is written before `zoo fit` looks
         if not find_checkpoints(folder):
             raise ValueError(f"{run} has no checkpoint to resume from")
-        self._enqueue(run, WaitingTraining((f"--ckpt_path={folder}", *options)))
+        self._enqueue(run, ([f"--ckpt_path={folder}", *options], {}))
 
-    def _enqueue(self, run: str, training: WaitingTraining) -> None:
+    def _enqueue(self, run: str, training: Training) -> None:
         """Start a training, or queue it."""
+        self.launch_errors.pop(run, None)
         self.waiting[run] = training
         self.tick()
-        if run not in self.waiting and run not in self._running:
-            raise OSError(f"{run} cannot be started; the console of `zoo ui` shows why")
+        if run in self.launch_errors:
+            raise OSError(f"{run} cannot be started: {self.launch_errors.pop(run)}")
 
     def cancel(self, run: str) -> None:
         """Take a training out of the queue; ValueError when it has started."""
@@ -172,18 +165,17 @@ class TrainingQueue:
                     write_record(self.folders.runs / run, replace(record, exit_code=code))
         while self.waiting and len(self._running) < self.at_once:
             run = next(iter(self.waiting))
-            training = self.waiting.pop(run)
             try:
-                self._running[run] = self._launch(run, training)
+                self._running[run] = self._launch(run, *self.waiting.pop(run))
             except (OSError, psutil.Error) as error:
-                log.warning("%s cannot be started: %s", run, error)
+                self.launch_errors[run] = str(error)
 
-    def _launch(self, run: str, training: WaitingTraining) -> subprocess.Popen[bytes]:
+    def _launch(self, run: str, arguments: Sequence[str], changes: Mapping[str, Any]) -> subprocess.Popen[bytes]:
         folder = self.folders.runs / run
         folder.mkdir(parents=True, exist_ok=True)
-        if training.changes:
-            write_atomic(folder / CHANGES_NAME, lambda file: file.write(dump_yaml(dict(training.changes)).encode()))
-        command = [*self._program, "fit", *training.arguments]
+        if changes:
+            write_atomic(folder / CHANGES_NAME, lambda file: file.write(dump_yaml(dict(changes)).encode()))
+        command = [*self._program, "fit", *arguments]
         with (folder / CONSOLE_NAME).open("ab") as console:
             process = subprocess.Popen(
                 command, cwd=self.folders.work, env=self._environment, start_new_session=True,

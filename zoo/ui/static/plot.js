@@ -6,7 +6,7 @@ const number = (v) =>
 
 export default {
   template: "<div></div>",
-  props: { options: Object, name: String },
+  props: { options: Object },
   mounted() {
     this.chart = echarts.init(this.$el, null, { renderer: "svg" });
     this.resizing = new ResizeObserver(() => this.chart.resize());
@@ -38,15 +38,6 @@ export default {
       };
       const count = this.chart.getOption()?.series?.length;
       this.chart.setOption(shown, { notMerge: count !== this.options.series.length });
-    },
-    show_all() {
-      this.chart.dispatchAction({ type: "dataZoom", start: 0, end: 100 });
-    },
-    save() {
-      const link = document.createElement("a");
-      link.href = this.chart.getDataURL({ type: "svg" });
-      link.download = `${this.name}.svg`;
-      link.click();
     },
   },
 };

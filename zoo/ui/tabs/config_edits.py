@@ -27,23 +27,15 @@ class CallbackSwitch(NamedTuple):
 
 
 SWITCHES = {  # keys of edits that are no keys of the config
-    "guard.on": CallbackSwitch(
+    "loss_guard": CallbackSwitch(
         ("Guard", "LossMonitor"),
         "zoo.training.LossGuard",
         {"action": "skip", "factor": 10.0, "patience": 10, "reduce_factor": 0.5},
     ),
-    "early.on": CallbackSwitch(
+    "early_stopping": CallbackSwitch(
         ("EarlyStopping",), "lightning.pytorch.callbacks.EarlyStopping", {"monitor": None, "patience": 10}
     ),
 }
-
-
-class Edit(NamedTuple):
-    """A key whose value is not the recipe's, with both values as texts."""
-
-    key: str
-    recipe: str
-    edited: str
 
 
 class ConfigEdits:
@@ -79,20 +71,10 @@ class ConfigEdits:
         """Return to the recipe's value."""
         self.edit(key, self.recipe_values.get(key, ABSENT))
 
-    def set_config(self, config: dict[str, Any]) -> list[Edit]:
-        """Take the complete config that the parser made of the edits; returns what has changed besides them."""
-        self.values = flatten_values(config)
-        edited = [*self.edits, *([CALLBACKS] if SWITCHES.keys() & self.edits.keys() else [])]
-        return [
-            Edit(key, self._recipe_text(key), as_text(value))
-            for key, value in self.values.items()
-            if not equal_values(value, self.recipe_values.get(key, ABSENT))
-            and not any(overlap(key, edit) for edit in edited)
-        ]
-
-    def differences(self) -> list[Edit]:
-        """List the edits in their order."""
-        return [Edit(key, self._recipe_text(key), as_text(value)) for key, value in self.edits.items()]
+    def differences(self) -> list[tuple[str, str, str]]:
+        """List the edits in their order: key, the recipe's value and the edited one as texts."""
+        recipe = {key: as_text(value) for key, value in self.recipe_values.items()}
+        return [(key, recipe.get(key, "not set"), as_text(value)) for key, value in self.edits.items()]
 
     def to_changes(self) -> dict[str, Any]:
         """Return nested values to merge over the recipe; ValueError when one cannot be used.
@@ -126,9 +108,6 @@ class ConfigEdits:
             if outer is not None:
                 lists.add(outer)
         return config, lists
-
-    def _recipe_text(self, key: str) -> str:
-        return as_text(self.recipe_values[key]) if key in self.recipe_values else "not set"
 
 
 def flatten_values(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,6 +199,15 @@ def as_text(value: Any) -> str:
         value, Dumper=PlainDumper, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False
     )
     return str(text).removesuffix("\n").removesuffix("\n...").strip()
+
+
+def expand_key(key: str, values: Mapping[str, Any]) -> str:
+    """Return `model.init_args.lr` for `model.lr`, where a config with these values has a class at `model`."""
+    path = ""
+    for name in key.split("."):
+        is_argument = f"{path}class_path" in values and name not in ("class_path", "init_args")
+        path += f"init_args.{name}." if is_argument else f"{name}."
+    return path[:-1]
 
 
 def find_key_in_message(message: str, keys: Iterable[str]) -> str | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from nicegui import ui
@@ -13,20 +14,12 @@ from zoo.runs.checkpoints import find_checkpoints
 from zoo.runs.inference.forms import InputField
 from zoo.ui.predictions import PredictionJob
 from zoo.ui.state import PageState, notify_errors
-from zoo.ui.tabs.predict_form import PredictForm, is_conversation
+from zoo.ui.tabs.predict_form import PredictForm
 from zoo.ui.tabs.results import show_outputs
-from zoo.ui.tabs.widgets import NEWEST, StatusLine, code_block, heading
+from zoo.ui.tabs.widgets import NEWEST, Heading, StatusLine
 
-RUNS_SECONDS, JOBS_SECONDS = 1.0, 0.3
-COLORS = {"waiting": "busy", "computing": "busy", "done": "good", "failed": "bad", "cancelled": "calm"}
-
-
-class Source(NamedTuple):
-    """A run, the name of one of its checkpoints ("" for the newest valid one), and a device."""
-
-    run: str
-    checkpoint: str
-    device: str
+Source = tuple[str, str, str]  # a run, the name of a checkpoint ("" for the newest valid one), and a device
+KINDS = {"waiting": "busy", "computing": "busy", "done": "good", "failed": "bad", "cancelled": "calm"}
 
 
 class PredictTab:
@@ -36,9 +29,8 @@ class PredictTab:
         self.page, self.app = page, page.app
         self.form: PredictForm | None = None
         self._source: Source | None = None  # of the form
-        self._advice = ""
         self._cards: dict[PredictionJob, JobCard] = {}
-        heading("Predict")
+        Heading("Predict")
         with ui.element().classes("zoo-choose"):
             self.run = ui.select([], label="Run", with_input=True).classes("zoo-choose-run")
             self.checkpoint = ui.select({"": NEWEST}, value="", label="Checkpoint").classes("zoo-choose-checkpoint")
@@ -48,16 +40,12 @@ class PredictTab:
         for select, change in ((self.run, self._choose), (self.checkpoint, self._update), (self.device, self._update)):
             select.props("outlined dense").on_value_change(change)
         self.status = StatusLine()
-        self.model = ui.label().classes("zoo-small")
-        with ui.element().classes("zoo-predict") as self.body:
+        with ui.element().classes("zoo-predict"):
             self.left = ui.element("section").classes("zoo-ask").props('aria-label="What to predict"')
-            with ui.element("section").classes("zoo-answers"):
-                self.history = ui.element().classes("zoo-history")
-                self.below = ui.element().classes("zoo-ask zoo-say")
+            self.history = ui.element("section").classes("zoo-history").props("aria-label=Results")
         self._clear()
-        page.on_choice(self._update)
-        page.refresh_every(RUNS_SECONDS, "predict", self._refresh_runs)
-        page.refresh_every(JOBS_SECONDS, "predict", self._refresh_jobs)
+        page.refresh_every(1.0, "predict", self._refresh_runs)
+        page.refresh_every(0.3, "predict", self._refresh_jobs)
 
     def _choose(self) -> None:
         if self.run.value and self.run.value != self.page.run:
@@ -66,17 +54,16 @@ class PredictTab:
     def _clear(self) -> None:
         self.form = self._source = None
         self.left.clear()
-        self.below.clear()
-        self.body.classes(remove="zoo-talk")
         with self.left:
             ui.label("Choose a run and open it: its form appears here.").classes("zoo-small")
 
     def _chosen_source(self) -> Source:
-        return Source(self.page.run, self.checkpoint.value or "", self.device.value)
+        return self.page.run, self.checkpoint.value or "", self.device.value
 
     def _update(self) -> None:
         """Show what is chosen; the form of another run, checkpoint or device goes."""
         if self.run.value != self.page.run:
+            self.status.show("calm", "")
             self.checkpoint.set_value("")
             if self.page.run in self.run.options:
                 self.run.set_value(self.page.run)
@@ -84,8 +71,9 @@ class PredictTab:
             self._clear()
 
     async def _refresh_runs(self) -> None:
-        """Show runs, checkpoints and the loaded model as they are now."""
+        """Show runs and checkpoints as they are now."""
         run, rows = self.page.run, self.app.index.rows
+        self._update()
         if rows.keys() != set(self.run.options):  # their order changes while they are written
             self.run.set_options(list(rows), value=run if run in rows else None)
         elif self.run.value != run and run in rows:
@@ -98,50 +86,42 @@ class PredictTab:
             value = self.checkpoint.value
             self.checkpoint.set_options(options, value=value if value in options else "")
         self.open.set_enabled(bool(paths))
-        missing = "This run has no checkpoint yet: train first." if run in rows else "Choose a run."
-        advice = "" if paths else missing if rows else "No trained system yet: start one in the tab Train."
-        if advice != self._advice:
-            self._advice = advice
-            self.status.show("calm", advice)
-            self._clear()
-        self.model.set_text(self.app.predictions.model.describe())
+        if not paths:
+            missing = "This run has no checkpoint yet: train first." if run in rows else "Choose a run."
+            self.status.show("calm", missing if rows else "No trained system yet: start one in the tab Train.")
+            if self._source is not None:
+                self._clear()
 
     async def _load(self) -> None:
         """Load what is chosen, and make its form."""
         source = self._chosen_source()
         self.open.disable()
-        self.status.show("busy", f"Loading {source.run} ...")
+        self.status.show("busy", f"Loading {source[0]} ...")
         fields = await notify_errors(self._load_fields(source))
-        if self.body.is_deleted:
+        if self.left.is_deleted:
             return
         self.open.enable()
         if fields is None or source != self._chosen_source():
-            self.status.show("bad", f"{source.run} is not open.")
+            self.status.show("bad", f"{source[0]} is not open.")
             return
-        self._clear()
         self._source = source
-        self._add_form(fields, source)
-        self.status.show("good", f"{source.run} is ready.")
+        self.left.clear()
+        with self.left:
+            self._add_form(fields, self.app.folders.checkpoint(*source[:2]))
+        self.status.show("good", f"{source[0]} is ready.")
 
     async def _load_fields(self, source: Source) -> tuple[InputField, ...]:
-        path = self.app.folders.checkpoint(source.run, source.checkpoint)
-        return await self.app.predictions.model.load(path, source.device)
+        run, checkpoint, device = source
+        return await self.app.predictions.model.load(self.app.folders.checkpoint(run, checkpoint), device)
 
-    def _add_form(self, fields: tuple[InputField, ...], source: Source) -> None:
-        self.left.clear()
-        with self.below if is_conversation(fields) else self.left:
-            self.form = PredictForm(fields, self.app.folders, self._send)
-            label = "Send" if self.form.is_conversation else "Predict"
-            ui.button(label, on_click=self._send).props("no-caps unelevated").classes("zoo-go")
-            if not self.form.is_conversation:
-                with ui.expansion("A whole folder").classes("zoo-more"):
-                    ui.label("The command line computes all files of a folder:").classes("zoo-small")
-                    run = self.app.folders.runs / source.run
-                    command = f"zoo predict --ckpt_path {run / source.checkpoint} --input FOLDER --output OUTPUT"
-                    code_block(command, "Command line")
-        self.body.classes(add="zoo-talk" if self.form.is_conversation else "")
+    def _add_form(self, fields: tuple[InputField, ...], path: Path) -> None:
+        self.form = PredictForm(fields, self.app.folders, self.page.uploads)
+        ui.button("Predict", on_click=self._submit).props("no-caps unelevated").classes("zoo-go")
+        if any(field.name == "input" for field in fields):
+            command = f"zoo predict --ckpt_path {self.app.folders.relative(path)} --input FOLDER --output OUTPUT"
+            ui.label(f"All files of a folder: {command}").classes("zoo-small zoo-path")
 
-    async def _send(self) -> None:
+    async def _submit(self) -> None:
         """Submit the form, a job for each of several files."""
         if self.form is None or self._source is None:
             return
@@ -149,28 +129,25 @@ class PredictTab:
         try:
             forms = self.form.read()
             path = self.app.folders.checkpoint(run, checkpoint)
-        except ValueError as error:
+            for values in forms:
+                name = f"{run} {checkpoint}".strip()
+                self.app.predictions.submit(path, device, values, name, self.form.title(values))
+        except (ValueError, OSError) as error:
             self.status.show("bad", str(error))
             return
         self.status.show("calm", "")
-        for values in forms:
-            title, question = self.form.title(values), self.form.take_question(values)
-            self.app.predictions.submit(path, device, values, f"{run} {checkpoint}".strip(), title, question)
         await self._refresh_jobs()
 
     async def _refresh_jobs(self) -> None:
-        """Show a card for each job: the newest first, in a conversation last."""
+        """Show a card for each job, the newest first."""
         jobs = self.app.predictions.jobs
         for job in [job for job in self._cards if job not in jobs]:
             self._cards.pop(job).root.delete()
         for job in jobs:
             if job not in self._cards:
-                for card in self._cards.values():
-                    card.fold()
                 with self.history:
                     self._cards[job] = JobCard(self, job)
-                if not job.question:
-                    self._cards[job].root.move(target_index=0)
+                self._cards[job].root.move(target_index=0)
         for card in list(self._cards.values()):
             card.refresh()
 
@@ -181,17 +158,9 @@ class JobCard:
     def __init__(self, tab: PredictTab, job: PredictionJob) -> None:
         self.job = job
         self._state: tuple[Any, ...] = ()
-        self._has_results = False
         caption = f"{job.run} · {time.strftime('%H:%M:%S', time.localtime(job.submitted))}"
-        if job.question:
-            self.root: Any = ui.element().classes("zoo-turn")
-        else:
-            self.root = ui.expansion(job.title or "Prediction", caption=caption, value=True).classes("zoo-card")
-            self.root.on_value_change(self.refresh)
+        self.root = ui.expansion(job.title or "Prediction", caption=caption, value=True).classes("zoo-card")
         with self.root:
-            if job.question:
-                message = ui.chat_message(job.question, name="You", sent=True, stamp=caption).classes("zoo-chat")
-                message.props("bg-color=teal-1 text-color=dark")
             self.status = StatusLine()
             self.bar = ui.linear_progress(show_value=False, size="6px")
             self.stop = ui.button("Cancel", on_click=lambda: tab.app.predictions.cancel(job))
@@ -200,32 +169,23 @@ class JobCard:
                 element.props["aria-label"] = f"{'Cancel' if element is self.stop else 'Progress of'} {job.title}"
             self.results = ui.element().classes("zoo-answer")
 
-    def fold(self) -> None:
-        """Make room for a newer one."""
-        if not self.job.question and not self.job.is_active:
-            self.root.close()
-
     def refresh(self) -> None:
         """Show what has changed."""
         job = self.job
         state = (job.state, job.text, round(job.fraction, 3))
-        if state != self._state:
-            self._state = state
-            seconds = f" in {job.seconds:.2f} s" if job.state == "done" else ""
-            share = f", {100 * job.fraction:.0f} %" if job.is_active and job.fraction else ""
-            text = "" if job.text in ("", job.state) else f": {job.text}"
-            is_clear = job.question and job.state == "done"
-            self.status.show(COLORS[job.state], "" if is_clear else f"{job.state}{seconds}{share}{text}")
-            for element in (self.bar, self.stop):
-                element.set_visibility(job.is_active)
-            self.bar.set_value(job.fraction)
-            self.bar.props.set_bool("indeterminate", not job.fraction)
-        if job.state == "done" and not self._has_results and (job.question or self.root.value):
-            self._has_results = True
-            with self.results:
-                show_outputs(job.outputs, self._address, bool(job.question))
-                if job.question:
-                    ui.run_javascript(f"getHtmlElement({self.root.id}).scrollIntoView({{block: 'nearest'}})")
+        if state == self._state:
+            return
+        self._state = state
+        seconds = f" in {job.seconds:.2f} s" if job.state == "done" else ""
+        share = f", {100 * job.fraction:.0f} %" if job.is_active and job.fraction else ""
+        text = "" if job.text in ("", job.state) else f": {job.text}"
+        self.status.show(KINDS[job.state], f"{job.state}{seconds}{share}{text}")
+        for element in (self.bar, self.stop):
+            element.set_visibility(job.is_active)
+        self.bar.set_value(job.fraction)
+        self.bar.props.set_bool("indeterminate", not job.fraction)
+        with self.results:
+            show_outputs(job.outputs, self._address)
 
     def _address(self, name: str) -> str:
         return f"/_zoo/results/{quote(self.job.name)}/{quote(name)}" if (self.job.folder / name).is_file() else ""

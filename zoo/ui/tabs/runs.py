@@ -8,24 +8,31 @@ from typing import Any
 from nicegui import ui
 
 from zoo.runs.run_info import format_age
-from zoo.ui.run_actions import delete_run
+from zoo.ui.run_files import delete_run
 from zoo.ui.run_index import ACTIVE_STATES, RunRow
 from zoo.ui.state import PageState, notify_errors
-from zoo.ui.tabs.compare import ComparisonTable
 from zoo.ui.tabs.run_details import RunDetails
-from zoo.ui.tabs.widgets import STATES, StatusLine, confirm, format_best, format_bytes, format_progress, heading
+from zoo.ui.tabs.widgets import (
+    STATES,
+    CommandReport,
+    Heading,
+    StatusLine,
+    confirm,
+    format_best,
+    format_bytes,
+    format_progress,
+)
 
 PAGE_ROWS = 25
 MAX_COMPARED = 6
 COLUMNS = {"run": "", "recipe": "", "state": "", "step": "steps", "best": "score", "age": "order", "size": "bytes"}
 _OPEN = """<q-btn flat dense no-caps align="left" :label="props.row.run"
-  @click.stop="() => $parent.$emit('open', props.row.name)"></q-btn>
-  <span v-for="tag in props.row.tags.split('\\n').filter(Boolean)" class="zoo-tag">{{ tag }}</span>"""
+  @click.stop="() => $parent.$emit('open', props.row.name)"></q-btn>"""
 _STATE = """<span :class="'zoo-chip ' + props.row.color">{{ props.row.state }}</span>"""
 _SELECT = """<q-checkbox dense v-model="props.selected" :aria-label="'Select ' + props.row.run"></q-checkbox>"""
 _CARD = f"""<div class="col-12 q-pa-xs"><div class="zoo-queue"><div class="row items-center">{_SELECT}
   <div class="col">{_OPEN}</div>{_STATE}</div><div class="zoo-small">{{{{ props.row.recipe }}}} · step
-  {{{{ props.row.step }}}} · {{{{ props.row.best }}}} · {{{{ props.row.age }}}} · {{{{ props.row.size }}}}
+  {{{{ props.row.step }}}} · {{{{ props.row.age }}}} · {{{{ props.row.size }}}} {{{{ props.row.best }}}}
   </div></div></div>"""
 SLOTS = {
     "body-cell-run": f'<q-td :props="props">{_OPEN}</q-td>',
@@ -42,11 +49,12 @@ class RunsTab:
     def __init__(self, page: PageState) -> None:
         self.page, self.app = page, page.app
         with ui.element().classes("zoo-runs") as self.list:
-            heading("Runs").props("tabindex=-1")
+            Heading("Runs").props("tabindex=-1")
             self.status = StatusLine()
             with ui.row().classes("zoo-selected") as self.actions:
                 self.count = ui.label().props("role=status")
                 self.compare = ui.button("Compare", on_click=self._compare).props("no-caps dense unelevated")
+                ui.button("Curves in Watch", on_click=self._watch_selected).props("no-caps dense outline")
                 ui.button("Delete …", on_click=self._delete_selected).props("no-caps dense outline color=negative")
             self.search = ui.input("Filter the table").props("outlined dense clearable")
             columns = [
@@ -64,29 +72,22 @@ class RunsTab:
                 self.table.add_slot(slot, template)
             self.table.on("open", lambda event: self.open(str(event.args)))
             self.table.bind_filter_from(self.search, "value")
+            self.report = CommandReport(self.app)
         self.details = RunDetails(page, self.show_list, self.delete)
-        self.comparison = ComparisonTable(page, self.show_list)
         self.show_list()
-        page.on_choice(self._follow)
         page.refresh_every(0.5, "runs", self.refresh)
 
     def show_list(self) -> None:
         """Show all runs."""
-        self._show_only(self.list)
+        self.list.set_visibility(True)
+        self.details.box.set_visibility(False)
 
     def open(self, name: str) -> None:
         """Show one run, in all tabs."""
         self.page.choose(name)
         self.details.show(name)
-        self._show_only(self.details.box)
-
-    def _show_only(self, box: ui.element) -> None:
-        for each in (self.list, self.details.box, self.comparison.box):
-            each.set_visibility(each is box)
-
-    def _follow(self) -> None:
-        if self.details.box.visible and self.page.run != self.details.run:
-            self.details.show(self.page.run)
+        self.list.set_visibility(False)
+        self.details.box.set_visibility(True)
 
     def _selected(self) -> list[RunRow]:
         rows = self.app.index.rows
@@ -99,8 +100,12 @@ class RunsTab:
         self.compare.set_enabled(2 <= count <= MAX_COMPARED)
 
     async def _compare(self) -> None:
-        if await notify_errors(self.comparison.show(self._selected())):
-            self._show_only(self.comparison.box)
+        folders = [str(row.info.folder) for row in self._selected()]
+        await notify_errors(self.report.run("compare", *folders, f"--root={self.app.folders.runs}"))
+
+    def _watch_selected(self) -> None:
+        first, *others = [row.name for row in self._selected()]
+        self.page.choose(first, "watch", compared_runs=others)
 
     async def _delete_selected(self) -> None:
         await self.delete([row.name for row in self._selected()])
@@ -108,7 +113,7 @@ class RunsTab:
     async def delete(self, names: list[str]) -> bool:
         """Delete runs when the user confirms it; returns whether they are gone."""
         rows = [self.app.index.rows[name] for name in names if name in self.app.index.rows]
-        titles = [f"{row.title} ({row.name})" if row.notes.label else row.name for row in rows]
+        titles = [f"{row.title} ({row.name})" if row.label else row.name for row in rows]
         text = f"{', '.join(titles)}: {format_bytes(sum(row.size for row in rows))}. This cannot be undone."
         question = "Delete this run?" if len(rows) == 1 else f"Delete {len(rows)} runs?"
         with self.list.parent_slot or self.list:
@@ -123,11 +128,16 @@ class RunsTab:
     async def _delete(self, run: str) -> None:
         if self.app.queue.is_busy(run):
             raise ValueError(f"{run} is running or queued: stop or cancel it first")
-        await asyncio.to_thread(delete_run, self.app.folders, run)
+        if run in self.app.exporting:
+            raise ValueError(f"{run} is being exported: wait for it")
+        if self.app.queue.launch_errors.pop(run, None) is None or (self.app.folders.runs / run).exists():
+            await asyncio.to_thread(delete_run, self.app.folders, run)
 
     async def refresh(self) -> None:
         """Show what has changed."""
         if self.details.box.visible:
+            if self.page.run != self.details.run:
+                self.details.show(self.page.run)
             await self.details.refresh()
         if not self.list.visible:
             return
@@ -146,7 +156,7 @@ class RunsTab:
 
 def row_cells(row: RunRow, order: int) -> dict[str, Any]:
     """Return the cells of a run and what its columns are sorted by; `order` is its place among the newest."""
-    color, state = STATES.get(row.state, ("calm", row.state))
+    color, state = STATES[row.state]
     best = row.info.best
     return {
         "name": row.name,
@@ -162,5 +172,4 @@ def row_cells(row: RunRow, order: int) -> dict[str, Any]:
         "order": order,
         "size": format_bytes(row.size),
         "bytes": row.size,
-        "tags": "\n".join(row.notes.tags),
     }

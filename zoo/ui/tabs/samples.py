@@ -11,80 +11,66 @@ from nicegui import events, ui
 from zoo.runs.run_folder import MEDIA_NAME
 from zoo.ui.run_files import Table, is_audio, sample_files, sample_steps
 from zoo.ui.state import PageState
-from zoo.ui.tabs.widgets import heading, text_table
+from zoo.ui.tabs.widgets import Heading, text_table
 
 
 class Samples:
-    """The samples of the page's run, made in the current slot; the newest until the slider is moved."""
+    """The samples of the page's run, made in the current slot; the newest until one plays or the slider moves."""
 
     def __init__(self, page: PageState) -> None:
         self.page = page
-        heading("Samples", 3)
-        self.empty = ui.label("No samples yet: they come with a validation.").classes("zoo-small")
-        with ui.row(wrap=False).classes("zoo-samples-head") as self.head:
-            self.slider = ui.slider(min=0, max=0, step=1, value=0, on_change=self._move).props("markers snap")
-            self.slider.props["aria-label"] = "Samples after batch"
-            self.label = ui.label().props("role=status")
-            self.newest = ui.button("Newest", on_click=self._follow).props("outline no-caps dense")
+        Heading("Samples", 3)
+        self.label = ui.label().classes("zoo-small").props("role=status")
+        self.slider = ui.slider(min=0, max=0, step=1, value=0, on_change=self._move).props("markers snap")
+        self.slider.props["aria-label"] = "Samples after batch"
         self.box = ui.element().classes("zoo-samples")
-        self.clear()
+        self._clear()
         page.refresh_every(1.0, "watch", self.refresh)
 
-    def clear(self) -> None:
+    def _clear(self) -> None:
         """Show nothing: the page shows another run."""
         self._run = self.page.run
         self._steps: list[str] = []
         self._step = ""
-        self._is_following = True
-        self._playing: set[str] = set()
+        self._is_following = True  # until a sound plays or the slider moves
         self._content: tuple[str, list[str], dict[str, Table]] = ("", [], {})
         self.box.clear()
-        for element in (self.head, self.box):
-            element.set_visibility(False)
-        self.empty.set_visibility(True)
+        self.slider.set_visibility(False)
+        self.label.set_text("No samples yet: they come with a validation.")
 
     async def refresh(self) -> None:
         """Look for new samples; what plays stays."""
         run = self.page.run
         if run != self._run:
-            self.clear()
+            self._clear()
         row = self.page.app.index.rows.get(run)
         steps = [] if row is None else await asyncio.to_thread(sample_steps, row.info.folder)
-        if run != self.page.run or not steps:
+        if run != self._run or not steps:
             return
-        if steps != self._steps:
-            self._steps = steps
-            self.slider.props["max"] = len(steps) - 1
-        if (self._is_following and not self._playing) or self._step not in steps:
+        self._steps = steps
+        if self._is_following or self._step not in steps:
             self._step = steps[-1]
+        self.slider.props["max"] = len(steps) - 1
         await self._show()
 
     async def _move(self, event: events.ValueChangeEventArguments) -> None:
         index = int(event.value or 0)
-        if 0 <= index < len(self._steps) and self._steps[index] != self._step:  # else `_show` has moved it
+        if index < len(self._steps) and self._steps[index] != self._step:  # else `_show` has moved it
             self._step, self._is_following = self._steps[index], index == len(self._steps) - 1
-            self._playing.clear()
             await self._show()
-
-    async def _follow(self) -> None:
-        self._is_following = True
-        self._playing.clear()
-        await self.refresh()
 
     async def _show(self) -> None:
         run, step = self._run, self._step
-        self.slider.set_value(self._steps.index(step))
-        newer = len(self._steps) - 1 - self._steps.index(step)
+        position = self._steps.index(step)
+        newer = len(self._steps) - 1 - position
+        self.slider.set_value(position)
+        self.slider.set_visibility(len(self._steps) > 1)
         self.label.set_text(f"after batch {int(step.removeprefix('step_')):,}{f' ({newer} newer)' if newer else ''}")
-        self.newest.set_enabled(newer > 0)
         names, tables = await asyncio.to_thread(sample_files, self.page.app.folders.runs / run, step)
         content = (step, names, tables)
-        if content == self._content or (run, step) != (self.page.run, self._step) or self._playing:
+        if content == self._content or (run, step) != (self.page.run, self._step):
             return
         self._content = content
-        self.empty.set_visibility(False)
-        self.head.set_visibility(True)
-        self.box.set_visibility(True)
         self.box.clear()
         with self.box:
             for name in names:
@@ -94,14 +80,15 @@ class Samples:
                     text_table(columns or ["empty"], [row for row in rows if row], name)
                     _add_caption(name)
 
+    def _hold(self) -> None:
+        self._is_following = False
+
     def _add_card(self, address: str, name: str) -> None:
         with ui.element("figure").classes("zoo-sample"):
             if is_audio(name):
                 audio = ui.element("audio").props("controls preload=none")
                 audio.props["src"], audio.props["aria-label"] = address, Path(name).stem
-                audio.on("play", lambda: self._playing.add(name), args=[])
-                for end in ("pause", "ended"):
-                    audio.on(end, lambda: self._playing.discard(name), args=[])
+                audio.on("play", self._hold, args=[])
             else:
                 with ui.element("a").props("target=_blank") as link:
                     link.props["href"] = address

@@ -1,19 +1,20 @@
-"""Small elements that the tabs share: headings, states, status lines, tables, questions."""
+"""Small elements that the tabs share: headings, states, status lines, tables, commands, questions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
 
+from zoo.ui.processes.command import last_error, run_command
 from zoo.ui.run_index import RunRow
+from zoo.ui.state import AppState
 
-MISSING = "-"
 NEWEST = "the newest valid one"
-STATES = {  # colour and text of a run's state
+STATES = {  # kind and text of a run's state
     "running": ("good", "running"),
     "stopping": ("busy", "stopping"),
     "active": ("good", "running elsewhere"),
@@ -27,47 +28,28 @@ STATES = {  # colour and text of a run's state
 }
 
 
-def heading(text: str, level: int = 2) -> ui.html:
-    """Add a heading; the header has the first level."""
-    return ui.html(text, sanitize=False, tag=f"h{level}").classes("zoo-title")
+class Heading(TextElement):
+    """A heading; the header has the first level."""
 
-
-class Text(TextElement):
-    """A text in an HTML element of a given kind."""
-
-    def __init__(self, tag: str, text: str = "", classes: str = "") -> None:
-        super().__init__(tag=tag, text=text)
-        self.classes(classes)
+    def __init__(self, text: str = "", level: int = 2) -> None:
+        super().__init__(tag=f"h{level}", text=text)
+        self.classes("zoo-title")
 
 
 class StatusLine(ui.label):
-    """A coloured line that a screen reader announces when it changes."""
+    """A coloured text that a screen reader announces when it changes."""
 
-    def __init__(self) -> None:
+    def __init__(self, classes: str = "zoo-said") -> None:
         super().__init__()
-        self.classes("zoo-said").props('role="status" aria-live="polite"')
+        self.classes(classes).props('role="status" aria-live="polite"')
         self.set_visibility(False)
 
     def show(self, kind: str, text: str) -> None:
         """Show a text of a kind, "good", "busy", "calm" or "bad"; hide the line for ""."""
-        self.classes(remove="good busy calm bad").classes(kind)
-        self.set_text(text)
-        self.set_visibility(bool(text))
-
-
-class StateChip(ui.label):
-    """A run's state in a colour."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.classes("zoo-chip")
-
-    def show(self, state: str) -> None:
-        """Show a state of `RunRow`."""
-        kind, text = STATES.get(state, ("calm", state))
         if self.text != text:
             self.classes(remove="good busy calm bad").classes(kind)
             self.set_text(text)
+            self.set_visibility(bool(text))
 
 
 def text_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], name: str) -> ui.html:
@@ -83,12 +65,6 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], name: str) -
     return table.props('tabindex=0 role="region"')
 
 
-def fact_list(facts: Mapping[str, Any]) -> ui.html:
-    """Add a list of names and values."""
-    content = "".join(f"<dt>{escape(key)}</dt><dd>{escape(str(value))}</dd>" for key, value in facts.items())
-    return ui.html(content, sanitize=False, tag="dl").classes("zoo-facts")
-
-
 def code_block(text: str, name: str) -> ui.label:
     """Add a text as it is, which scrolls."""
     block = ui.label(text).classes("zoo-block")
@@ -96,19 +72,53 @@ def code_block(text: str, name: str) -> ui.label:
     return block.props('tabindex=0 role="region"')
 
 
+class CommandReport:
+    """Runs a command at a time and shows its state and output, in the current slot."""
+
+    def __init__(self, app: AppState) -> None:
+        self.app = app
+        self._running = ""
+        self._revision = 0
+        self.status = StatusLine()
+        self.output = ui.element()
+
+    def clear(self) -> None:
+        """Show nothing, also when a command that runs has ended."""
+        self._revision += 1
+        self.status.show("calm", "")
+        self.output.clear()
+
+    async def run(self, command: str, *arguments: str) -> None:
+        """Run a command and show whether it failed, by its exit code; ValueError while another one runs."""
+        if self._running:
+            raise ValueError(f"zoo {self._running} has not ended yet")
+        self.clear()
+        self.status.show("busy", f"zoo {command} ...")
+        self._running, revision = command, self._revision
+        try:
+            code, output = await run_command([command, *arguments], self.app.environment)
+        finally:
+            self._running = ""
+        if revision == self._revision and not self.output.is_deleted:
+            failed = f"zoo {command} failed: {last_error(output)}"
+            self.status.show("bad" if code else "good", failed if code else f"zoo {command} succeeded")
+            with self.output:
+                text = output.replace(f"{self.app.folders.runs}/", "")
+                code_block(text, f"Report of {command}").props('aria-live="polite"')
+
+
 async def confirm(question: str, text: str, action: str) -> bool:
     """Ask before something is done that cannot be undone."""
     with ui.dialog() as dialog, ui.card().classes("zoo-ask"):
-        Text("h2", question, "zoo-title")
+        Heading(question)
         ui.label(text)
         with ui.row().classes("zoo-buttons"):
             ui.button("Keep", on_click=lambda: dialog.submit(False)).props("outline no-caps autofocus")
             ui.button(action, on_click=lambda: dialog.submit(True)).props("no-caps color=negative")
     dialog.props["aria-label"] = question
-    try:
-        return bool(await dialog)
-    finally:
-        dialog.delete()
+    is_confirmed = bool(await dialog)
+    dialog.delete()
+    return is_confirmed
 
 
 def format_bytes(size: int) -> str:
@@ -129,4 +139,4 @@ def format_progress(row: RunRow) -> str:
 
 def format_best(row: RunRow) -> str:
     """Write the best value of the monitored metric."""
-    return MISSING if row.info.best is None else f"{row.info.monitor} {row.info.best:.4g}"
+    return "" if row.info.best is None else f"{row.info.monitor} {row.info.best:.4g}"
