@@ -291,8 +291,8 @@ class DiffusionTask(SingleOptimizerTask):
         high, low = (batch[key][0, 0].float().cpu() for key in ("high", "low"))
         cutoff_hz = float(batch["cutoff_hz"][0])
         signals, values = restorer.compare(high, low, cutoff_hz)
-        if self.should_log_media(stage, batch_idx):
-            self.log_media(lambda: self._log_signals(f"clip{batch_idx}", signals, restorer.plot(signals, cutoff_hz)))
+        name = f"clip{batch_idx}"
+        self.log_media(stage, batch_idx, lambda: self._log_signals(name, signals, restorer.plot(signals, cutoff_hz)))
         return values
 
     def _log_signals(self, name: str, signals: Mapping[str, Tensor], spectra: Any) -> None:
