@@ -23,10 +23,11 @@ from scripts.bench.tools import (
     times_as_fast,
 )
 from zoo.audio.corpora.synthetic import SyntheticSpeech
-from zoo.audiosr.diffusion import DDIM, DPMSolver, Sampler
+from zoo.audiosr.diffusion import Sampler
 from zoo.audiosr.inference.restore import Restorer
 from zoo.audiosr.nets.denoiser import concat
 from zoo.audiosr.options import RestoreOptions
+from zoo.audiosr.samplers import DDIM, DPMSolver
 from zoo.cli.trainer import ZooCLI
 from zoo.common.build import build
 from zoo.common.systems import recipe_root

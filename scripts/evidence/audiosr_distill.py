@@ -13,7 +13,7 @@ from torch import Tensor
 
 from scripts.evidence import audiosr
 from zoo.audiosr.data.crops import ValidationGrid
-from zoo.audiosr.diffusion import DDIM, Sampler, conditional_predictor, row_noise
+from zoo.audiosr.diffusion import Sampler, row_noise
 from zoo.audiosr.evaluation.evaluate import (
     RESTORED,
     Evaluation,
@@ -24,6 +24,7 @@ from zoo.audiosr.evaluation.evaluate import (
 )
 from zoo.audiosr.inference.restore import Restorer
 from zoo.audiosr.nets.features import crop_to_multiple
+from zoo.audiosr.samplers import DDIM, conditional_predictor
 from zoo.blocks.autoencoder import posterior_mean
 from zoo.common.systems import recipe_root
 from zoo.runs.load import load

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from zoo.audiosr.diffusion import DDIM, CosineDiffusion, DPMSolver, row_noise, time_grid
+from zoo.audiosr.diffusion import CosineDiffusion, row_noise
+from zoo.audiosr.samplers import DDIM, DPMSolver, time_grid
 
 SPREAD = 0.4
 

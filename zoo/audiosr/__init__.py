@@ -8,7 +8,7 @@ __getattr__, __dir__, __all__ = register(
         "loss_monitor": "LossMonitor",
         "data.datamodule": "SuperResolutionData",
         "data.simulate": "Simulation",
-        "diffusion": "CosineDiffusion DDIM DPMSolver Sampler",
+        "diffusion": "CosineDiffusion Sampler",
         "inference.reconstruct": "Reconstructor",
         "inference.restore": "Restorer",
         "losses": (
@@ -20,6 +20,7 @@ __getattr__, __dir__, __all__ = register(
         "nets.features": "MelFeatures",
         "nets.frozen": "FrozenAutoencoder FrozenDenoiser FrozenVocoder",
         "nets.unet": "UNet",
+        "samplers": "DDIM DPMSolver",
         "task": "DiffusionTask",
         "task_distill": "DistillationTask",
         "task_autoencoder": "AdversarialAutoencoderTask AutoencoderTask",

@@ -10,9 +10,10 @@ import torch
 from tests.numeric import assert_agrees
 from zoo.audiosr.data.cutoff import share_cutoff, spectrum
 from zoo.audiosr.data.simulate import FILTER_TYPES, lowpass
-from zoo.audiosr.diffusion import DDIM, CosineDiffusion, time_grid
+from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.unet import UNet
+from zoo.audiosr.samplers import DDIM, time_grid
 from zoo.blocks.image import classifier_free_guidance
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.hifigan.nets.generator import Generator

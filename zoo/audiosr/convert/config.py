@@ -141,6 +141,7 @@ def _model(settings: SettingsReader, params: Mapping[str, Any], layout: str) -> 
         "latent_scale": "auto" if layout == "audiosr" else settings.number("model.scale_factor", 1.0),
         "condition": {"dropout": 0.1 if layout == "audiosr" else 0.0},
         "parallel": "dp",
+        "validation": {"sampler": component("zoo.audiosr.DPMSolver", steps=8)},
         "restore": {
             "guidance_scale": 1.0 if layout != "audiosr" else 3.5,
             "seed": settings.number("experiment.seed", 1337, int),

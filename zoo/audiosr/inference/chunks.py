@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from zoo.audio.io.chunking import Chunker, check_finite, split_windows
-from zoo.audiosr.diffusion import conditional_predictor, row_noise
+from zoo.audiosr.diffusion import row_noise
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenVocoder
+from zoo.audiosr.samplers import conditional_predictor
 from zoo.blocks.autoencoder import posterior_mean
 from zoo.training.resume import item_seed
 
