@@ -93,27 +93,6 @@ def test_every_module_has_its_place() -> None:
     assert modules == set(MODULES)
 
 
-@pytest.mark.parametrize(
-    ("file", "line"),
-    [
-        ("training/x.py", "from zoo.hifigan.task import HiFiGANTask"),
-        ("common/x.py", "import zoo.runs.run_folder"),
-        ("runs/x.py", "from zoo.audio.io import files"),
-        ("training/x.py", "from zoo.audio.io import files"),
-        ("flow/nets/x.py", "from zoo.flow.data import images"),
-        ("flow/task.py", "from zoo.flow.inference.sampler import Sampler"),
-        ("ci_llm/data/x.py", "from zoo.audio.io import files"),
-        ("flow/convert/read.py", "def f():\n    import zoo.cli.main"),
-        ("hifigan/task.py", "import scripts.bench.hifigan"),
-    ],
-)
-def test_an_upward_import_is_noticed(file: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
-    (tmp_path / file).parent.mkdir(parents=True)
-    (tmp_path / file).write_text(f"{line}\n")
-    assert len(upward(tmp_path / file)) == 1
-
-
 def test_there_are_no_cycles() -> None:
     files = {".".join(path.relative_to(REPOSITORY).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
     graph: dict[str, set[str]] = defaultdict(set)

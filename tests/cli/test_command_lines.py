@@ -55,6 +55,7 @@ EARLY = [
 NET = "model.init_args.net.init_args"
 WRONG = [
     *EARLY,
+    ("fit hifigan/smoke --data.split.val_items=3", "data.split.val_items: did you mean items or val_list?"),
     ("fit flow/smoke --data.batch_sise=3", "data.batch_sise: did you mean batch_size? (keys of zoo.flow.ImageData: "),
     ("fit flow/smoke --data.init_args.batch_sise 3", "data.init_args.batch_sise: did you mean batch_size?"),
     ("fit flow/smoke --trainer.max_step 3", "trainer.max_step: did you mean max_steps"),

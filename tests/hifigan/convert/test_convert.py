@@ -371,3 +371,20 @@ def test_channels_that_do_not_halve_evenly(tmp_path: Path) -> None:
     convert(tmp_path / "g_00000005", tmp_path / "ours.ckpt")
     convert(tmp_path / "ours.ckpt", tmp_path / "back")
     assert_identical(load(tmp_path / "g_00000005"), load(tmp_path / "back" / "g_00000005"))
+
+
+def test_generator_of_other_features(tmp_path: Path) -> None:
+    """A config without a mel, as of VITS's decoder: an export that takes features, and no checkpoint to train."""
+    generator = generator_of().remove_weight_norm_()
+    torch.save({"generator": generator.state_dict()}, tmp_path / "g_00000000")
+    mel = ("n_fft", "hop_size", "win_size", "fmin", "fmax")
+    config = {key: value for key, value in CONFIG.items() if key not in mel}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    convert(tmp_path, tmp_path / "ours")
+    features = torch.randn(CONFIG["num_mels"], 12, generator=torch.Generator().manual_seed(1))
+    vocoder = zoo.load(tmp_path / "ours")
+    torch.testing.assert_close(torch.tensor(vocoder.from_mel(features.numpy())), generator(features[None])[0, 0])
+    assert vocoder.sample_rate == CONFIG["sampling_rate"]
+    assert "features" in (tmp_path / "ours" / "README.md").read_text()
+    with pytest.raises(ValueError, match="no mel"):
+        convert(tmp_path, tmp_path / "ours.ckpt")

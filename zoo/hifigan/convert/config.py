@@ -77,8 +77,12 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
 
 
 def to_recipe(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Turn an original's settings into a recipe; see `convert_config`."""
+    """Turn an original's settings into a recipe; see `convert_config`.
+
+    Without `n_fft` the generator takes other features than a mel, such as VITS's latents, and the recipe has no mel.
+    """
     settings = DEFAULTS | dict(config)
+    has_mel = "n_fft" in config
     rates, hop = config.get("upsample_rates", ()), config.get("hop_size")
     if hop not in (None, math.prod(rates)):
         raise ValueError(
@@ -93,8 +97,8 @@ def to_recipe(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             "mpd": component("zoo.hifigan.MultiPeriodDiscriminator"),
             "msd": component("zoo.hifigan.MultiScaleDiscriminator"),
         },
-        "mel": mel_spec(config, config.get("fmax")),
-        "loss_mel": mel_spec(config, settings["fmax_for_loss"]),
+        "mel": mel_spec(config, config.get("fmax")) if has_mel else None,
+        "loss_mel": mel_spec(config, settings["fmax_for_loss"]) if has_mel else None,
         "optimizer_g": optimizer,
         "optimizer_d": optimizer,
         "scheduler_g": scheduler,

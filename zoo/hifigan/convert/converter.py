@@ -47,6 +47,7 @@ from zoo.hifigan.nets.bigvgan import BigVGAN
 from zoo.hifigan.nets.generator import Generator
 from zoo.hifigan.nets.vocos import Vocos
 from zoo.runs.checkpoints import find_checkpoint
+from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE
 
 BUFFER_LEAVES = ("_u", "_v", "running_mean", "running_var", "num_batches_tracked")
 
@@ -120,6 +121,9 @@ class HifiganConverter(Converter[HifiganFile]):
         generator = build_generator(original, settings, source)
         recipe, unmapped = to_recipe({"num_mels": generator.in_channels, **settings})
         arguments = recipe["model"]["init_args"]
+        front_end = "sample_rate" if arguments["mel"] is None else "mel"
+        if front_end != "mel" and is_checkpoint:
+            raise ValueError(f"{source}: its config has no mel (n_fft, ...) to train with: convert it to a folder")
         if isinstance(generator, Generator):
             if generator.conditioner is not None:
                 raise ValueError(f"{source} has a conditioner: convert it with `zoo convert miipher`")
@@ -129,12 +133,13 @@ class HifiganConverter(Converter[HifiganFile]):
         # the original counts from zero and saves after the step in the name
         batches = 1 + int(original.training.get("steps", int(match[2]) if match else -1))
         model = ConvertedModel(
-            parts={part: arguments[part] for part in ("generator", "mel")},
+            parts={part: arguments[part] for part in ("generator", front_end)},
             nets={},
             step=batches,
             specs={"config": arguments, "original_config": settings},
             facts={"batches": batches},
             name=file.name,
+            usage=AUDIO_USAGE if front_end == "mel" else FEATURES_USAGE,
         )
         if is_checkpoint:
             model.state = with_weight_norm_state(original.state)
@@ -142,7 +147,8 @@ class HifiganConverter(Converter[HifiganFile]):
             model.notes = [f"config: {key} has no counterpart" for key in unmapped]
             model.epoch = original.training.get("epoch", 0)
         else:
-            model.nets = {"generator": generator.remove_weight_norm_(), "mel": build(arguments["mel"])}
+            mel = {} if arguments["mel"] is None else {"mel": build(arguments["mel"])}
+            model.nets = {"generator": generator.remove_weight_norm_(), **mel}
         return model
 
     def from_zoo(self, source: Path, target: Path) -> dict[str, Any]:
