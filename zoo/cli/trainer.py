@@ -37,7 +37,7 @@ from zoo.cli.resume import choose_run_folder, recipe_name, resolve_checkpoint
 from zoo.common.atomic_files import LOCK_NAME, write_atomic
 from zoo.common.configs import check_config_paths
 from zoo.common.locks import is_rank_zero, lock_folder
-from zoo.runs import frozen
+from zoo.runs import frozen, frozen_files
 from zoo.runs import run_folder as runs
 from zoo.runs.checkpoints import load_checkpoint, parse_step
 from zoo.runs.hub.models import pin_revisions
@@ -46,14 +46,15 @@ from zoo.runs.metrics_csv import MetricsCSV
 from zoo.runs.model_description import describe_model
 from zoo.runs.run_info import RECIPE_MARK
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints, is_fast_dev_run
+from zoo.training.callbacks.checkpoint_contents import CheckpointContents, check_checkpoint
 from zoo.training.callbacks.loggers import LoggerName, RunInfoLogger, WandbSettings, make_loggers
 from zoo.training.callbacks.metrics import TrainingMetrics
 from zoo.training.callbacks.progress import ProgressBar
+from zoo.training.callbacks.rng import RNGState
 from zoo.training.callbacks.samples import Samples
 from zoo.training.callbacks.summary import RunSummary, print_summary
 from zoo.training.callbacks.train_log import TrainLog
 from zoo.training.errors import ConnectionLostError, explain_error
-from zoo.training.resume import RNGState
 from zoo.training.task import ZooTask
 
 DEFAULT_SEED = 1234
@@ -231,13 +232,13 @@ class ZooCLI(LightningCLI):
 
     def callbacks(self) -> list[Callback]:
         """Make the callbacks that no recipe names."""
-        bars: list[Callback] = []
+        callbacks: list[Callback] = [CheckpointContents()]
         if self.config["trainer.enable_progress_bar"] is not False:
-            bars.append(ProgressBar(**self.config["terminal"]))
+            callbacks.append(ProgressBar(**self.config["terminal"]))
         if self.command != "fit":
-            return bars
+            return callbacks
         logged, file = RunInfoLogger(self.recipe, self.config_text), ConfigFile(self.config_text)
-        return [*bars, RNGState(), logged, RunSummary(self.recipe), TrainLog(), TrainingMetrics(), file]
+        return [*callbacks, RNGState(), logged, RunSummary(self.recipe), TrainLog(), TrainingMetrics(), file]
 
     def instantiate_classes(self) -> None:
         """Build everything and describe the model's parts on it; frozen modules come from the run's own copies."""
@@ -246,14 +247,14 @@ class ZooCLI(LightningCLI):
         arguments, used = self._parsed["model"].get("init_args") or {}, {}
         if self.checkpoint is not None:
             recorded = load_checkpoint(self.checkpoint, mmap=True).get("frozen", {})
-            used = frozen.use_local_copies(
+            used = frozen_files.use_local_copies(
                 self.config["model"].get("init_args") or {}, recorded, self.checkpoint.parent
             )
         try:
             super().instantiate_classes()
         except Exception as error:  # a constructor may raise anything when its arguments make no sense
             raise explain_build(error) from error
-        frozen.restore_sources(frozen.frozen_modules({"": self.model}), arguments, used)
+        frozen_files.restore_sources(frozen.frozen_modules({"": self.model}), arguments, used)
         plain = yaml.safe_load(yaml.safe_dump(self.config["model"].as_dict()))
         self.model.specs = describe_model(self.model, plain["init_args"])
 
@@ -289,6 +290,8 @@ def run(command: str, args: list[str], source_run: Path | None = None) -> int:
         if command != "fit" and cli.checkpoint is None:
             raise ValueError(f"{command} needs --ckpt_path, a run or a checkpoint: a recipe has no trained weights")
         try:
+            if cli.checkpoint is not None:
+                check_checkpoint(cli.model, load_checkpoint(cli.checkpoint, mmap=True), resumes=command == "fit")
             if command == "fit":
                 fit(cli)
             else:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from zoo.common.journal import load_json
+from zoo.common.foreign_files import load_json
 from zoo.runs.frozen import suppress_loading_messages
 
 ALIGNMENT = 64  # bytes, to which torch aligns what it allocates

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from zoo.audio.io import files
-from zoo.common.journal import read_lines
+from zoo.common.foreign_files import read_lines
 
 CACHES = "runs/cache"
 PEAK = 0.95  # of full scale, of normalized training clips
