@@ -55,6 +55,7 @@ EARLY = [
 NET = "model.init_args.net.init_args"
 WRONG = [
     *EARLY,
+    ("fit hifigan/smoke --data.split.val_items=3", "data.split.val_items: did you mean items or val_list?"),
     ("fit flow/smoke --data.batch_sise=3", "data.batch_sise: did you mean batch_size? (keys of zoo.flow.ImageData: "),
     ("fit flow/smoke --data.init_args.batch_sise 3", "data.init_args.batch_sise: did you mean batch_size?"),
     ("fit flow/smoke --trainer.max_step 3", "trainer.max_step: did you mean max_steps"),
@@ -272,3 +273,10 @@ def test_mistyped_monitor_is_named_before_the_first_step(tmp_path):
     assert done.returncode != 0
     assert "checkpoints.monitor: no validation gives val/los: did you mean val/loss?" in done.stderr
     assert not list(tmp_path.rglob("*.ckpt"))
+
+
+def test_start_that_fails_in_setup_leaves_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "hifigan/smoke", "--data.split.items", "0", "--data.corpus.cache", "cache"]) == 1
+    assert "data.split.items is 0 for 12 clips" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == []

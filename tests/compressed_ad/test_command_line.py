@@ -1,9 +1,6 @@
 """CompressedAD from the command line: collect, fit, evaluate, report; kills, two processes, damaged files, no leak."""
 
 import json
-import os
-import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +9,7 @@ import yaml
 import zoo
 from tests import harness
 from tests.compressed_ad.envs.scripted import PACKAGE
-from tests.harness import REPOSITORY, Forked, forked, good
+from tests.harness import REPOSITORY, forked, good
 from zoo.common.build import build
 from zoo.compressed_ad.data.datamodule import EvaluationOptions, StoreOptions
 from zoo.compressed_ad.data.windows import WindowOptions
@@ -21,7 +18,6 @@ SMOKE = REPOSITORY / "configs" / "compressed_ad" / "smoke.yaml"
 ROOM = ("--env", "Darkroom", "--env.grid_size", "5", "--env.horizon", "6")
 COLLECT = ("collect", "rooms", *ROOM, "--algorithm", "epsilon", "--episodes", "6", "--streams", "2")
 SPLIT = ("--split_seed", "3", "--train_share", "0.8", "--shard_size", "5")
-LEARN = ("collect", "rooms", *ROOM, "--episodes", "10", "--streams", "10", "--shard_size", "1")
 SOURCES = {
     "stored": ("--data.init_args.root=../rooms", "--data.init_args.demonstrator=null"),
     "demonstrated": ("--data.init_args.split_seed=1",),
@@ -84,50 +80,6 @@ def test_no_goal_is_trained_and_evaluated(trained: Path) -> None:
     assert results and results <= learned
     acted = {tuple(task) for batch in data.val_dataloader() if "tasks" in batch for task in batch["tasks"].tolist()}
     assert acted == held_out
-
-
-@pytest.mark.parametrize("trained", ["stored"], indirect=True)
-def test_two_processes_evaluate_as_one(trained: Path) -> None:
-    good(forked(*EVALUATE, "--output", "alone", "--gap", "true", cwd=trained))
-    both = [
-        Forked(*EVALUATE, "--output", "shared", "--gap", "true", cwd=trained, RANK=str(rank), WORLD_SIZE="2")
-        for rank in range(2)
-    ]
-    message = [good(process.wait()).stdout for process in both]
-    assert sum("parts are missing" in text for text in message) <= 1
-    names = {path.name for path in (trained / "alone").glob("*.*")}
-    assert {"eval_result.npy", "returns.npy", "gap.npy", "evaluation.json", "evaluation.csv"} <= names
-    for name in names - {"evaluation.png"}:
-        assert (trained / "alone" / name).read_bytes() == (trained / "shared" / name).read_bytes(), name
-
-
-def shards(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.*"))}
-
-
-def test_a_killed_collection_goes_on_and_processes_share_it(tmp_path: Path) -> None:
-    for name in ("whole", "killed", "shared"):
-        (tmp_path / name).mkdir()
-    good(forked(*LEARN, cwd=tmp_path / "whole"))
-    full = shards(tmp_path / "whole" / "rooms")
-    assert len(full) == 51
-
-    process = Forked(*LEARN, cwd=tmp_path / "killed")
-    second = tmp_path / "killed" / "rooms" / "shard_00001.sha256"
-    deadline = time.monotonic() + 60
-    while not second.exists() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    os.kill(process.process.pid, signal.SIGKILL)
-    assert process.wait().returncode == -signal.SIGKILL
-    made = len(list((tmp_path / "killed" / "rooms").glob("*.sha256")))
-    assert 2 <= made < 25
-    assert f"made {25 - made}, skipped {made}" in good(forked(*LEARN, cwd=tmp_path / "killed")).stdout
-    assert shards(tmp_path / "killed" / "rooms") == full
-
-    ranks = [Forked(*LEARN, cwd=tmp_path / "shared", RANK=str(rank), WORLD_SIZE="2") for rank in range(2)]
-    message = [good(process.wait()).stdout for process in ranks]
-    assert "made 13" in message[0] and "made 12" in message[1]
-    assert shards(tmp_path / "shared" / "rooms") == full
 
 
 COUNTERS = {

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 import torch
 
 from zoo.compressed_ad.losses import reconstruction_loss
@@ -67,13 +66,3 @@ def test_fields_are_reported_as_classes() -> None:
         torch.testing.assert_close(reconstruction_loss(policy, compression), uniform)
         rewarded = (compression.steps.rewards > 0).float().mean()
         torch.testing.assert_close(reconstruction_loss(policy, compression, 3.0), uniform * (1 + 2 * rewarded))
-
-
-def test_a_few_positions_are_sampled() -> None:
-    decoder = FieldDecoder(DIM, GRID, positions=4, heads=2)
-    samples = [decoder.sample_positions(11, seed) for seed in range(30)]
-    assert all(len(each) == 4 and torch.equal(each, each.unique()) for each in samples)
-    assert torch.cat(samples).unique().tolist() == list(range(11))
-    assert decoder.sample_positions(3, 5).tolist() == [0, 1, 2]
-    with pytest.raises(ValueError, match="positions is at least 1, not 0"):
-        FieldDecoder(DIM, positions=0)

@@ -9,14 +9,14 @@ from zoo.compressed_ad.data.datamodule import EvaluationOptions, HistoryData
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.data.windows import WindowOptions
 from zoo.compressed_ad.envs.grids import Darkroom
-from zoo.compressed_ad.losses import cross_entropy, reconstruction_loss
+from zoo.compressed_ad.losses import reconstruction_loss
 from zoo.compressed_ad.nets.compression import (
     FieldDecoder,
-    Forget,
     QueryCompressor,
     ReconstructionDecoder,
 )
 from zoo.compressed_ad.nets.embedding import FactoredEmbedding, LinearEmbedding
+from zoo.compressed_ad.nets.heads import cross_entropy
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.transformer import Transformer
 from zoo.compressed_ad.task import DistillationTask, PretrainTask
@@ -110,12 +110,3 @@ def test_distillation_begins_with_it(tmp_path: Path) -> None:
     assert not any(not parameter.requires_grad for parameter in task.parameters())
     longer = DistillationTask(build_policy(max_tokens=32), ENV, adam, recon_weight=0.5)
     assert init_from(longer, path)["policy"]["mismatched"] == 1  # the decoder's table of positions
-
-
-@pytest.mark.parametrize("change", [{"compressor": None}, {"decoder": None}, {"compressor": Forget()}])
-def test_a_policy_needs_a_compressor_that_learns_and_a_decoder(change: dict[str, object]) -> None:
-    policy = build_policy()
-    for name, value in change.items():
-        setattr(policy, name, value)
-    with pytest.raises(ValueError, match="needs a compressor that learns, and a decoder"):
-        build(policy)

@@ -10,7 +10,7 @@ from zoo.compressed_ad.envs.gymnasium_env import GymnasiumEnv
 from zoo.compressed_ad.envs.point_mass import PointMass
 from zoo.compressed_ad.nets.compression import Forget, QueryCompressor
 from zoo.compressed_ad.nets.embedding import FactoredEmbedding, SpaceEmbedding
-from zoo.compressed_ad.nets.heads import BinsHead, sample_categorical
+from zoo.compressed_ad.nets.heads import BinsHead
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.transformer import Transformer
 from zoo.compressed_ad.rollout import ContextPlayer, goalless_actions, rollout
@@ -58,25 +58,6 @@ def test_neither_cache_nor_company_nor_blocks_change_a_pair(monkeypatch: pytest.
         assert torch.equal(alone.returns[0], full.returns[pair])
     monkeypatch.setattr(module, "RANDOM_STEPS", 7)  # which end within episodes
     assert torch.equal(full.returns, rollout(net, ENV, TASKS, SEEDS, 5).returns)
-
-
-def test_the_mode_of_the_policy_is_kept() -> None:
-    net = policy().train()
-    rollout(net, ENV, TASKS, SEEDS, 1)
-    assert net.training
-    with pytest.raises(RuntimeError, match="stop"), ContextPlayer(net, ENV, TASKS, SEEDS) as player:
-        assert not player.policy.training
-        raise RuntimeError("stop")
-    assert net.training
-
-
-def test_draws_have_the_distribution_and_never_what_is_impossible() -> None:
-    weights = torch.tensor([[0.0, 2.0, 0.0, 6.0, 0.0]], dtype=torch.float64)
-    numbers = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
-    sampled = sample_categorical(weights.expand(1000, -1), numbers)
-    assert sampled.bincount(minlength=5).tolist() == [0, 250, 0, 750, 0]
-    edges = torch.tensor([2.0**-54, 0.25, 1 - 2.0**-53], dtype=torch.float64)
-    assert set(sample_categorical(weights.expand(3, -1), edges).tolist()) == {1, 3}
 
 
 @pytest.mark.parametrize("env", [ENV, DarkroomPermuted(3, 8), DarkKeyToDoor(2, 9), DarkKeyToDoor(3, 9)])

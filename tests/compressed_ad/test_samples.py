@@ -19,7 +19,7 @@ from zoo.compressed_ad.nets.compression import FieldDecoder, Forget, QueryCompre
 from zoo.compressed_ad.nets.embedding import FactoredEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.transformer import Transformer
-from zoo.compressed_ad.rendering import episode_frames, learning_curve
+from zoo.compressed_ad.rendering import episode_frames
 from zoo.compressed_ad.task import DistillationTask, PolicyTask
 from zoo.training.callbacks.samples import Samples
 
@@ -81,15 +81,6 @@ def test_distillation_shows_how_it_learns_and_attends(
     task = distillation(env, recon_weight=0.1 if "decoder" in parts else 0.0, **parts)
     media = fit(task, tmp_path, [Samples(items=1000, every_n_validations=1)], evaluation=data)
     assert media == {1: displayed, 2: sorted([*displayed, EPISODES] if LEARNING in displayed else displayed)}
-
-
-def test_the_curve_is_of_the_validation(tmp_path: Path) -> None:
-    env, returns = Darkroom(3, 4), torch.tensor([[0.0, 1, 4], [2, 3, 4]])
-    lines = {line.get_label(): line.get_ydata() for line in learning_curve(env, env.tasks()[:2], returns).axes[0].lines}
-    assert list(lines["policy, mean of 2"]) == [1, 2, 4] and list(lines["oracle"]) == [3.5] * 2
-    task = distillation(env)
-    fit(task, tmp_path, [Samples(every_n_validations=1)], evaluation={"seeds": 2})
-    assert [(len(tasks), returns.shape, len(rows)) for tasks, returns, rows, _ in task._rollouts] == [(4, (4, 2), 2)]
 
 
 def test_frames_show_goals_way_and_reward() -> None:

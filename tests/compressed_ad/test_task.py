@@ -103,16 +103,6 @@ def test_returns_are_those_of_the_rollout_in_any_split() -> None:
     assert complete.compute() == pytest.approx({key: float(value.mean()) for key, value in means.items()})
 
 
-def test_parts_can_be_frozen() -> None:
-    task = build(recon_weight=1.0, frozen=["compressor", "decoder"])
-    optimizer, before = task.configure_optimizers(), {key: value.clone() for key, value in task.state_dict().items()}
-    task.training_step(make(), 0).backward()
-    optimizer.step()
-    moved = {key.split(".")[1] for key, value in task.state_dict().items() if not torch.equal(value, before[key])}
-    assert moved == {"embedding", "transformer", "head", "latent_type"}
-    assert not task.policy.compressor.training and task.policy.transformer.training
-
-
 @pytest.mark.parametrize(
     ("policy", "kwargs", "message"),
     [
@@ -128,10 +118,3 @@ def test_parts_can_be_frozen() -> None:
 def test_what_contradicts_itself_is_named(policy: dict, kwargs: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(build_policy(**policy), **kwargs)
-
-
-def test_data_of_another_environment_is_refused() -> None:
-    task = build()
-    task._trainer = SimpleNamespace(datamodule=SimpleNamespace(env=Darkroom(3, 5)))
-    with pytest.raises(ValueError, match=r"model.env is .* the data's is .*: make them the same"):
-        task.setup("fit")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 import traceback
@@ -70,6 +71,8 @@ def _allow_paths(paths: tuple[str, ...]) -> None:
 
 
 def _load_value(text: str) -> Any:
+    if text == "None":  # jsonargparse writes null so for the parser of a nested dataclass
+        return None
     value = load_yaml(text)
     if isinstance(value, dict) and value and all(each is None for each in value.values()):
         return text  # "{a, b}" and "a:" are words
@@ -162,11 +165,22 @@ def _explain_key(entry: _Entry, entries: Sequence[_Entry], groups: Mapping[str, 
     parent, _, name = entry.path.rpartition(".")
     keys: Collection[str]
     classes = {each.path.removesuffix(".class_path"): each.value for each in entries if isinstance(each.value, str)}
-    owner = parent if parent in groups else classes.get(parent, "")
+    owner = classes.get(parent, parent) if parent not in groups else parent
     try:
-        keys = groups.get(parent) or registry.constructor_annotations(registry.get_class(owner)).keys()
+        keys = groups.get(parent) or _keys_at(parent, classes)
     except ValueError:  # no class, one by its short name, or one of another package
         return ""
     keys = set(keys) - {"args", "kwargs"}
     is_key = name in keys or name in CLASS_KEYS
     return "" if is_key else f"{nearest_names(name, keys)} (keys of {owner}: {shorten_list(sorted(keys))})"
+
+
+def _keys_at(path: str, classes: Mapping[str, str]) -> Collection[str]:
+    """Return the keys of the class at a path, or of the dataclass that the class above it takes there."""
+    if path in classes:
+        return registry.constructor_annotations(registry.get_class(classes[path])).keys()
+    above, _, name = path.rpartition(".")
+    options = registry.constructor_annotations(registry.get_class(classes.get(above, ""))).get(name)
+    if not dataclasses.is_dataclass(options):
+        raise ValueError(f"{path} has no keys")
+    return [field.name for field in dataclasses.fields(options)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,22 @@ from torch import Tensor
 
 from zoo.common.atomic_files import write_atomic
 from zoo.common.checks import check_at_least, check_one_of
-from zoo.common.journal import load_json
+from zoo.common.foreign_files import load_json
 from zoo.common.reports import encode_gif
 from zoo.compressed_ad.envs.base import Env, build_env
-from zoo.compressed_ad.envs.baselines import can_explore, explorer_returns, oracle_return, random_return
+from zoo.compressed_ad.envs.baselines import explorer_returns, oracle_return, random_return
+from zoo.compressed_ad.envs.explorer import can_explore
 from zoo.compressed_ad.envs.grids import GridEnv
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.steps import Steps
-from zoo.compressed_ad.rendering import episode_frames
-from zoo.compressed_ad.rollout import ContextPlayer, rollout
+from zoo.compressed_ad.rendering import (
+    attention_figure,
+    attention_weights,
+    episode_frames,
+    learning_curve,
+    reconstruction_figure,
+)
+from zoo.compressed_ad.rollout import ContextPlayer, Rollout, rollout
 from zoo.runs.export import CALL_USAGE
 from zoo.runs.inference.base import Inference, table_output
 from zoo.runs.inference.forms import InputField, Output, Progress
@@ -33,7 +40,8 @@ CHUNK = 1024  # pairs of task and seed that act together
 MAX_ROOMS, MAX_EPISODES, MAX_HORIZON = 4, 100, 50  # of one form
 FRAMES_PER_SECOND = 4
 ACTING = -9  # epoch of the keys of these seeds, see `item_seed`; no training has it
-REQUEST_KEYS = ("tasks", "split", "split_seed", "train_share", "seeds", "episodes")
+ValidationRollout = tuple[Tensor, Tensor, list[int], Steps | None]  # tasks, returns, steps of some rows
+REQUEST_KEYS = ("tasks", "split", "seeds", "episodes")
 
 
 class Agent(Inference):
@@ -44,8 +52,8 @@ class Agent(Inference):
 
         {"tasks": [[0, 3], [4, 4]], "seeds": 5, "episodes": 50}
 
-    `tasks` are rows of `env.tasks()` (Darkroom: row and column of the goal); or `"split": "train"`, `"test"` or `"all"`
-    with `split_seed` and `train_share` as in training. `seeds` is a number of seeds (0, 1, ...) or a list of them.
+    `tasks` are rows of `env.tasks()` (Darkroom: row and column of the goal); or `"split": "train"`, `"test"` or
+    `"all"`, the recipes' split.
 
     Args:
         policy: trained; its weights stay as they are.
@@ -81,6 +89,32 @@ class Agent(Inference):
             for at in range(0, max(len(rows), 1), CHUNK)
         ]
         return torch.cat(parts).numpy()
+
+    def rollout(self, tasks: Tensor, seeds: Sequence[int], record: bool = False) -> Rollout:
+        """Act in all pairs of tasks (n, F) and seeds (n,) together; see `zoo.compressed_ad.rollout.rollout`."""
+        return rollout(self.policy, self.env, tasks, seeds, self.episodes, self.greedy, record=record)
+
+    def draw_samples(
+        self, rollouts: Sequence[ValidationRollout], compressed: Steps | None, attended: Steps | None, last: bool
+    ) -> Iterator[tuple[str, str, Any]]:
+        """Yield samples of a validation: kind, name, and a figure or frames.
+
+        Args:
+            rollouts: whose returns rise in context; `last` adds an animation of some.
+            compressed: histories of one compression, of which the first is reconstructed.
+            attended: histories, of which the first shows the attention of the last block.
+        """
+        if rollouts:
+            tasks, returns = (torch.cat(each) for each in list(zip(*rollouts, strict=True))[:2])
+            yield "figure", "val/learning", learning_curve(self.env, tasks, returns)
+            first, _, rows, steps = rollouts[0]
+            if last and steps is not None and isinstance(self.env, GridEnv):
+                yield "animation", "val/episodes", episode_frames(self.env, first[rows], steps)
+        if compressed is not None:
+            yield "figure", "val/reconstruction", reconstruction_figure(self.policy, compressed)
+        if attended is not None:
+            weights, latents = attention_weights(self.policy, Steps(*(field[:1] for field in attended)))
+            yield "figure", "val/attention", attention_figure(weights[0], latents)
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
         """Act as a request file says; see the class."""
@@ -176,7 +210,7 @@ class Agent(Inference):
         write_atomic(path, lambda file: file.write(json.dumps(request).encode()))
         return path
 
-    def _read_request(self, path: Path) -> tuple[Tensor, list[int], int]:
+    def _read_request(self, path: Path) -> tuple[Tensor, Sequence[int], int]:
         try:
             request = load_json(path.read_bytes())
         except ValueError as error:
@@ -186,7 +220,8 @@ class Agent(Inference):
             raise ValueError(f"{path}: expected an object with keys of {', '.join(REQUEST_KEYS)}, found {keys}")
         try:
             episodes = _read_count("episodes", request.get("episodes", self.episodes))
-            return _requested_tasks(self.env, request), _read_seeds(request.get("seeds", 1)), episodes
+            seeds = range(_read_count("seeds", request.get("seeds", 1)))
+            return _requested_tasks(self.env, request), seeds, episodes
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
@@ -228,20 +263,11 @@ def _requested_tasks(env: Env, request: Mapping[str, Any]) -> Tensor:
     if ("tasks" in request) == ("split" in request):
         raise ValueError("expected either tasks or split")
     if "split" in request:
-        settings = {key: request[key] for key in ("split_seed", "train_share") if key in request}
-        if any(isinstance(value, bool) or not isinstance(value, int | float) for value in settings.values()):
-            raise ValueError(f"split_seed and train_share are numbers, found {settings}")
-        return select_tasks(env, str(request["split"]), **settings)
+        return select_tasks(env, str(request["split"]))
     try:
         return env.check_tasks(torch.tensor(request["tasks"]))
     except (TypeError, RuntimeError) as error:
         raise ValueError(f"tasks: {error}") from error
-
-
-def _read_seeds(value: Any) -> list[int]:
-    if isinstance(value, list) and value and all(type(seed) is int for seed in value):
-        return value
-    return list(range(_read_count("seeds (a number, or a list of whole numbers)", value)))
 
 
 def _read_count(key: str, value: Any) -> int:

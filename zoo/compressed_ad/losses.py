@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zoo.compressed_ad.nets.compression import FieldDecoder
+from zoo.compressed_ad.nets.heads import cross_entropy
 from zoo.compressed_ad.nets.policy import Compression, InContextPolicy
 from zoo.compressed_ad.nets.steps import Steps
 
@@ -46,8 +47,3 @@ def reconstruction_loss(
         errors = (output.float() - tokens.detach().float()).square().mean(-1)
         rewarded = F.pad(steps.rewards > 0, (old, 0))
     return (errors * (1 + (reward_weight - 1) * rewarded)).mean()
-
-
-def cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
-    """Cross-entropy (B, L) of logits (B, L, classes), in nats."""
-    return F.cross_entropy(logits.float().transpose(1, 2), classes, reduction="none")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, zip_longest
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -17,17 +17,9 @@ from zoo.compressed_ad.losses import reconstruction_loss
 from zoo.compressed_ad.nets.compression import FieldDecoder
 from zoo.compressed_ad.nets.policy import InContextPolicy, Output
 from zoo.compressed_ad.nets.steps import Steps
-from zoo.compressed_ad.rendering import (
-    attention_figure,
-    attention_weights,
-    episode_frames,
-    learning_curve,
-    reconstruction_figure,
-)
-from zoo.compressed_ad.rollout import rollout
 from zoo.training.freezing import freeze
+from zoo.training.optimizers import LrScaling
 from zoo.training.resume import item_seed
-from zoo.training.schedules import LrScaling
 from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask
 
 PRETRAINED = ("compressor.", "decoder.", "embedding.context.", "embedding.norm.")
@@ -47,6 +39,7 @@ class PolicyTask(SingleOptimizerTask):
     inference_class = "zoo.compressed_ad.Agent"
     usage_command = "zoo evaluate compressed_ad --run {run} --output FOLDER"
     inference_modules = ("policy", "env")
+    shows_attention: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -97,7 +90,7 @@ class PolicyTask(SingleOptimizerTask):
         """Act in `tasks` with `seeds`, and return the mean returns."""
         tasks, is_shown = batch["tasks"], stage == "val" and self.sample_settings.showing
         record = is_shown and not self._rollouts and isinstance(self.env, GridEnv)
-        result = rollout(self.policy, self.env, tasks, batch["seeds"], self.episodes, self.greedy, record=record)
+        result = self.inference().rollout(tasks, batch["seeds"], record)
         returns = result.returns
         if is_shown:
             listed = tasks.tolist()
@@ -113,23 +106,17 @@ class PolicyTask(SingleOptimizerTask):
         self._rollouts = []
 
     def log_samples(self, batches: list[dict[str, Any]], last: bool) -> None:
-        """Show how returns rise in context, a reconstructed history and, at the end, episodes of some tasks."""
+        """Show the samples of the first histories and of all rollouts, see `Agent.draw_samples`."""
         parts = [self._rollouts] * self.trainer.world_size
         if self.trainer.world_size > 1:
             dist.all_gather_object(parts, self._rollouts)
-        if rollouts := [each for part in parts for each in part]:
-            tasks, returns = (torch.cat(each) for each in list(zip(*rollouts, strict=True))[:2])
-            self.write_media("figure", "val/learning", learning_curve(self.env, tasks, returns))
-            first, _, rows, steps = rollouts[0]
-            if last and steps is not None and isinstance(self.env, GridEnv):
-                self.write_media("animation", "val/episodes", episode_frames(self.env, first[rows], steps))
-        histories = self._find_histories(batches)
-        if histories is not None and (lengths := self.reconstructed_lengths(histories.length)):
-            figure = reconstruction_figure(self.policy, histories.slice(0, lengths[0]))
-            self.write_media("figure", "val/reconstruction", figure)
-
-    def _find_histories(self, batches: list[dict[str, Any]]) -> Steps | None:
-        return next((batch["steps"] for batch in batches if "steps" in batch), None)
+        rollouts = [each for part in parts for each in part]
+        histories: Steps | None = next((batch["steps"] for batch in batches if "steps" in batch), None)
+        lengths = [] if histories is None else self.reconstructed_lengths(histories.length)
+        compressed = None if histories is None or not lengths else histories.slice(0, lengths[0])
+        attended = histories if self.shows_attention else None
+        for sample in self.inference().draw_samples(rollouts, compressed, attended, last):
+            self.write_media(*sample)
 
 
 class DistillationTask(PolicyTask):
@@ -152,6 +139,8 @@ class DistillationTask(PolicyTask):
 
     Source: Laskin et al., "In-context Reinforcement Learning with Algorithm Distillation" (2022), equation 1.
     """
+
+    shows_attention = True
 
     @property
     def find_unused_parameters(self) -> bool:
@@ -222,14 +211,6 @@ class DistillationTask(PolicyTask):
             steps: Steps = batch["steps"]
             return self._action_terms(self.policy(steps, last_only=not self.dense), batch), len(steps.actions)
         return self.evaluate_returns(batch, stage)
-
-    def log_samples(self, batches: list[dict[str, Any]], last: bool) -> None:
-        """Show the samples of `PolicyTask`, and the attention of the last block."""
-        super().log_samples(batches, last)
-        histories = self._find_histories(batches)
-        if histories is not None:
-            weights, latents = attention_weights(self.policy, Steps(*(field[:1] for field in histories)))
-            self.write_media("figure", "val/attention", attention_figure(weights[0], latents))
 
     def _action_terms(self, output: Output, batch: dict[str, Any], label_smoothing: float = 0.0) -> dict[str, Tensor]:
         """Return the negative log-likelihood, in nats, and accuracy or distance of the actions."""

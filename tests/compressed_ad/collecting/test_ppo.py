@@ -1,16 +1,14 @@
 """PPO of many tasks at once does what PPO of one task does, and its distributions are torch's."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from torch import distributions, nn
 
 from tests.compressed_ad.envs.scripted import PACKAGE  # noqa: F401 - registers the environments
+from zoo.compressed_ad.collecting.base import HistoryRequest
 from zoo.compressed_ad.collecting.ppo import PPO, PpoRollout
-from zoo.compressed_ad.collecting.ppo_nets import ActorCritics, Observer, RewardScaler, RunningMoments
-from zoo.compressed_ad.data.history_writer import Recorder
+from zoo.compressed_ad.collecting.ppo_nets import ActorCritics, Observer
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom
 from zoo.compressed_ad.envs.gymnasium_env import GymnasiumEnv
@@ -60,29 +58,6 @@ def plain_nets(row: torch.Tensor, inputs: int = 2) -> nn.ModuleList:
             layers += [linear, nn.Tanh()]
         nets.append(nn.Sequential(*layers[:-1]))
     return nn.ModuleList(nets)
-
-
-def test_nets_are_those_of_one_task_and_begin_orthogonal() -> None:
-    rows = torch.randint(0, 9, (3, 11, 4)).float()
-    log_probabilities, values = ActorCritics(ROOM, 4).evaluate(weights(inputs=4), rows)
-    for task in range(3):
-        actor, critic = plain_nets(weights(inputs=4)[task], inputs=4)
-        torch.testing.assert_close(log_probabilities[task], actor(rows[task]).log_softmax(-1), rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(values[task], critic(rows[task])[:, 0], rtol=1e-5, atol=1e-5)
-    actor, critic = plain_nets(ActorCritics(ROOM, 2).initial_weights([3])[0])
-    for net, gain in ((actor, 0.01), (critic, 1.0)):
-        for layer, scale in ((net[0], math.sqrt(2)), (net[2], math.sqrt(2)), (net[4], gain)):
-            matrix = layer.weight if layer.weight.shape[0] <= layer.weight.shape[1] else layer.weight.T
-            torch.testing.assert_close(matrix @ matrix.T, scale**2 * torch.eye(len(matrix)), rtol=1e-4, atol=1e-5)
-            assert not layer.bias.any()
-
-
-def test_a_table_gives_the_same_gradients() -> None:
-    samples, nets = batch(), ActorCritics(ROOM, 2)
-    by_table, by_row = weights(), weights()
-    PPO().losses(by_table, nets, TABLE, samples).sum().backward()
-    PPO().losses(by_row, nets, None, samples._replace(observations=TABLE[samples.observations])).sum().backward()
-    torch.testing.assert_close(by_table.grad, by_row.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_update_is_that_of_one_task() -> None:
@@ -144,57 +119,6 @@ def test_actions_are_sampled_and_scored_as_torch_does(action: Discrete | Box) ->
     torch.testing.assert_close(env_actions, expected.maximum(low).minimum(high))
 
 
-@pytest.mark.parametrize("env", [Darkroom(3, 4), GymnasiumEnv("Counter-v0", [{"length": 3}, {"length": 9}], limit=4)])
-def test_targets_are_rewards_and_what_follows(env: Env) -> None:
-    """With a trace of 0 the critic's targets are (scaled) reward + discount * value of the true next state."""
-    ppo = PPO(trace=0.0, discount=0.5, rollout_steps=10)
-    observer = Observer(env, (2, 1), 1, 1000)
-    nets, is_grid = ActorCritics(env, observer.inputs), isinstance(env, Darkroom)
-    parameters = nets.initial_weights([1, 2])
-    parameters += 0.1 * torch.randn(parameters.shape, generator=torch.Generator().manual_seed(0))
-    scaler, recorder = None if is_grid else RewardScaler((2, 1), 0.5), Recorder(env.schema, 2, 10)
-    uniforms = torch.rand(10, nets.numbers, 2, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    rollout = ppo._collect(parameters, nets, env.start(env.tasks()[:2], [0, 1]), observer, scaler, uniforms, recorder)
-    rows = recorder.histories
-    terminated, truncated = (torch.from_numpy(rows[name].copy()) for name in ("terminated", "truncated"))
-    if not is_grid:
-        assert terminated[0].nonzero().flatten().tolist() == [2, 5, 8]
-        assert truncated[1].nonzero().flatten().tolist() == [3, 7]
-    rewards = torch.from_numpy(rows["reward"].copy())
-    rewards = rewards if scaler is None else (rewards / scaler._moments.std()).clamp(-10, 10)
-    states = torch.from_numpy(rows["next_state"].astype(env.schema.observation.dtype))
-    calls = [observer.preview(states[:, time], observer.frames) for time in range(10)]
-    after = torch.cat([nets.evaluate_actions(parameters, observer.table, each, torch.zeros(2, 1).long() if is_grid else
-                                             torch.zeros(2, 1, 2))[1] for each in calls], 1)  # fmt: skip
-    ended = terminated | truncated if is_grid else terminated
-    targets, last = rewards + 0.5 * after * ~ended, terminated | truncated
-    last[:, -1] = True  # within episodes, the next value is that of the observation when it was scaled
-    rows_checked = torch.ones_like(last) if is_grid else last
-    torch.testing.assert_close(rollout.returns[rows_checked], targets[rows_checked], rtol=1e-3, atol=1e-3)
-
-
-def test_frames_begin_with_zeros() -> None:
-    observer = Observer(Darkroom(), (1, 2), 3, 1000)
-    assert observer.table is None and observer.inputs == 6
-    first, second = torch.tensor([[4, 4], [1, 2]]), torch.tensor([[5, 4], [1, 3]])
-    assert observer.observe(first).tolist() == [[[0, 0, 0, 0, 4, 4], [0, 0, 0, 0, 1, 2]]]
-    assert observer.observe(second).tolist() == [[[0, 0, 4, 4, 5, 4], [0, 0, 1, 2, 1, 3]]]
-    observer.reset(torch.tensor([[True, False]]))
-    assert observer.preview(first, observer.frames).tolist() == [[[0, 0, 0, 0, 4, 4], [1, 2, 1, 3, 1, 2]]]
-
-
-def test_moments_and_reward_scales_are_those_of_all_rows() -> None:
-    rows = 1e3 + torch.randn(2, 30, 3, generator=torch.Generator().manual_seed(0)).double()
-    moments = RunningMoments(2, 3)
-    for part in rows.split([1, 7, 22], 1):
-        moments.add(part)
-    np.testing.assert_allclose(moments.mean, rows.mean(1), rtol=1e-12)
-    np.testing.assert_allclose(moments.std(), rows.std(1, correction=0), rtol=1e-3)
-    rewards, dones = torch.tensor([4.0, 2.0, 8.0, 0.0]), torch.tensor([False, True, False, False])
-    scaled = RewardScaler((1, 1), 0.5).scale(rewards.view(4, 1, 1), dones.view(4, 1, 1)).flatten()
-    torch.testing.assert_close(scaled, rewards / float(np.std([4, 4, 8, 4])), rtol=1e-3, atol=0)
-
-
 CASES = {
     "table": (Darkroom(3, 5), PPO(rollout_steps=10, minibatch=30, epochs=2)),
     "random_start": (Darkroom(3, 5, random_start=True), PPO(rollout_steps=7, minibatch=30, epochs=2)),
@@ -209,10 +133,10 @@ CASES = {
 def test_history_is_of_the_environment_and_depends_on_its_own_seed_alone(case: str) -> None:
     env, ppo = CASES[case]
     tasks, counts = env.tasks()[:2], []
-    histories = ppo.histories(env, tasks, [11, 12], streams=4, steps=30, advance=counts.append)
+    histories = ppo.histories(HistoryRequest(env, tasks, [11, 12], 4, 30, counts.append))
     assert histories.shape == (2, 4, 30) and histories.dtype == env.schema.dtype
     assert sum(counts) == 2 * (12 if case == "learners" else 4) * 30 // (2 if case == "learners" else 1)
-    assert np.array_equal(ppo.histories(env, tasks[1:], [12], streams=4, steps=30), histories[1:])
+    assert np.array_equal(ppo.histories(HistoryRequest(env, tasks[1:], [12], 4, 30)), histories[1:])
     assert not np.array_equal(histories[0, 0]["action"], histories[0, 1]["action"])
     rows = histories.reshape(8, 30)
     done = (rows["terminated"] | rows["truncated"])[:, :-1]
@@ -229,15 +153,18 @@ def test_history_is_of_the_environment_and_depends_on_its_own_seed_alone(case: s
 
 def test_learns() -> None:
     tasks = torch.tensor([[0, 1], [3, 4]])
-    histories = PPO(rollout_steps=40, minibatch=500, epochs=10).histories(ROOM, tasks, [1, 2], streams=50, steps=400)
+    ppo = PPO(rollout_steps=40, minibatch=500, epochs=10)
+    histories = ppo.histories(HistoryRequest(ROOM, tasks, [1, 2], streams=50, steps=400))
     curve = histories["reward"].reshape(2, 50, 40, 10).sum(axis=-1).mean(axis=1)
     best = ROOM.best_return(tasks, torch.full((2, 2), 2)).numpy()
     assert (curve[:, 0] < 0.2 * best).all() and (curve[:, -4:].mean(axis=1) > 0.7 * best).all()
     frames = PPO(rollout_steps=20, minibatch=250, epochs=10, frames=4)
-    rewards = frames.histories(DarkKeyToDoor(3, 10), torch.tensor([[0, 0, 2, 2]]), [1], 50, 300)["reward"]
+    request = HistoryRequest(DarkKeyToDoor(3, 10), torch.tensor([[0, 0, 2, 2]]), [1], 50, 300)
+    rewards = frames.histories(request)["reward"]
     curve = rewards.reshape(50, 30, 10).sum(axis=-1).mean(axis=0)
     assert curve[-3:].mean() > curve[:3].mean() + 0.4
     env, ppo = PointMass(8, 10), PPO(rollout_steps=40, minibatch=400, epochs=10)
-    returns = ppo.histories(env, env.tasks()[[3]], [1], streams=20, steps=480)["reward"].reshape(20, 48, 10).sum(-1)
+    request = HistoryRequest(env, env.tasks()[[3]], [1], streams=20, steps=480)
+    returns = ppo.histories(request)["reward"].reshape(20, 48, 10).sum(-1)
     best, random = float(env.oracle_returns(env.tasks()[:1])), returns[:, :4].mean()
     assert returns[:, -4:].mean() > random + 0.6 * (best - random)

@@ -10,7 +10,7 @@ from zoo.compressed_ad.collecting.collect import EpsilonAlgorithm, collect
 from zoo.compressed_ad.convert.history_files import export_histories, import_histories, import_xland, task_order
 from zoo.compressed_ad.data.datamodule import EvaluationOptions, HistoryData
 from zoo.compressed_ad.data.history import HistoryStore
-from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom, DarkroomPermuted
+from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.envs.spaces import Discrete
 
 h5py = pytest.importorskip("h5py")
@@ -43,14 +43,6 @@ def test_there_and_back(tmp_path, store, order):
     import_histories(tmp_path / "out.hdf5", tmp_path / "again", order, ROOM, shard_size=2)
     again = HistoryStore(tmp_path / "again")
     assert assert_equal_files(store, again) and again.task_indices.tolist() == task_order(ROOM, order)
-
-
-@pytest.mark.parametrize("env", [DarkKeyToDoor(2, 6), DarkroomPermuted(3, 6)])
-def test_other_environments(tmp_path, env):
-    collect(env, tmp_path / "store", EpsilonAlgorithm(), episodes=2, streams=2, progress=False)
-    export_histories(tmp_path / "store", tmp_path / "out.hdf5")
-    import_histories(tmp_path / "out.hdf5", tmp_path / "again", "row_major", env)
-    assert assert_equal_files(HistoryStore(tmp_path / "store"), HistoryStore(tmp_path / "again"))
 
 
 def test_layout_of_the_original(file):
@@ -101,16 +93,6 @@ def test_corrupt_file_is_named(tmp_path, file):
     refused(r"out\.hdf5: cut, corrupt")
     with pytest.raises(FileNotFoundError, match=r"none\.hdf5"):
         import_histories(tmp_path / "none.hdf5", tmp_path / "again", "row_major", ROOM)
-
-
-def test_group_without_reward_is_reported(tmp_path, caplog):
-    env = Darkroom(5, 2)  # the corners are too far away
-    collect(env, tmp_path / "store", EpsilonAlgorithm(), tasks=[0, 12], episodes=2, streams=1, progress=False)
-    export_histories(tmp_path / "store", tmp_path / "out.hdf5")
-    assert "23 of 25 tasks" in caplog.text
-    import_histories(tmp_path / "out.hdf5", tmp_path / "again", "row_major", env)
-    assert "group 0: no history has a reward" in caplog.text
-    assert HistoryStore(tmp_path / "again").task_indices.tolist() == [0, 12]
 
 
 def write_xland(path: Path, streams: int = 3, steps: int = 9) -> dict[int, dict[str, np.ndarray]]:

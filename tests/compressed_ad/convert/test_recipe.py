@@ -3,7 +3,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from omegaconf import OmegaConf
 
@@ -78,19 +77,3 @@ def test_the_earlier_model(tmp_path):
     scheduler = recipe["model"]["init_args"]["scheduler"]
     assert scheduler["class_path"].endswith("WarmupCosine")
     assert scheduler["init_args"] == {"start_at_zero": True, "warmup_steps": 5000}
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"model": "AD", "lr": "fast"}, "lr is a number, not 'fast'"),
-        ({"model": "AD", "mixed_precision": "fp8"}, "mixed_precision is one of no, fp16, bf16"),
-        ({"model": "AD", "env": "maze"}, "env is one of darkroom, darkroom_permuted, dark_key_to_door, found 'maze'"),
-        ({"model": "DPT"}, "no configuration of AD or CompressedAD: its model is 'DPT'"),
-        ([1], "must hold a table of settings, found list"),
-    ],
-)
-def test_bad_configurations(tmp_path, config, message):
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(ValueError, match=message):
-        convert_config(tmp_path / "config.yaml")

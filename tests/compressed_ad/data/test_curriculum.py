@@ -63,13 +63,6 @@ def test_lengths_go_on_where_a_resume_begins() -> None:
     assert list(resumed) == list(full)[5:]
 
 
-def test_accumulated_batches_are_one_step() -> None:
-    batches = CurriculumBatches(24, 4, Curriculum(12, 3, [0, 3], [0, 9], [[1.0], [0.0, 1.0]], 4), 30, accumulated=4)
-    assert len(batches) == 6  # hence two steps an epoch
-    long = [batches.steps(epoch, number) > 12 for epoch in range(3) for number in range(6)]
-    assert long == [False] * 10 + [True] * 8
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,16 +48,6 @@ def test_tasks_of_training_and_evaluation_are_disjoint(env: Env, seed: int) -> N
     assert {tuple(task) for batch in data.val_set if "tasks" in batch for task in batch["tasks"].tolist()} == test
 
 
-def test_goals_that_are_trained_are_never_evaluated() -> None:
-    data = build(epoch_items=64, evaluation=EvaluationOptions(items=40))
-    trained = {tuple(task) for task in data.train_tasks.tolist()}
-    for loader, is_training in ((data.train_dataloader(), True), (data.val_dataloader(), False)):
-        for batch in loader:
-            if "steps" in batch:
-                cells = batch["steps"].next_states[batch["steps"].rewards > 0].tolist()
-                assert all((tuple(cell) in trained) is is_training for cell in cells)
-
-
 def test_a_folder_is_split_as_its_index_states(tmp_path: Path) -> None:
     root = write_store(tmp_path, split_seed=3)
     data = build(root=root, split_seed=0)
@@ -67,16 +56,6 @@ def test_a_folder_is_split_as_its_index_states(tmp_path: Path) -> None:
     assert len(data.train_set) == 12
     assert len(build(root=root, windows=WindowOptions("every"), length=5).train_set) == 12 * 8
     assert len(build(root=root, store=StoreOptions(streams=1, steps=8)).train_set) == 6
-
-
-def test_a_corrupt_shard_is_left_out_with_allow_missing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    root = write_store(tmp_path)
-    (tmp_path / "shard_00001.npy").write_bytes(b"cut")
-    with pytest.raises(ValueError, match=r"shard_00001\.npy"):
-        build(root=root)
-    data = build(root=root, store=StoreOptions(allow_missing=True))
-    assert "shard_00001.npy" in caplog.text
-    assert len(data.train_tasks) + len(data.test_tasks) == 5
 
 
 def test_batches_are_of_one_length_without_padding() -> None:
@@ -99,26 +78,6 @@ def test_two_ranks_see_what_one_sees_with_the_double_batch(curriculum: Curriculu
         for field in range(5):
             halves = torch.stack([first["steps"][field], second["steps"][field]], 1).flatten(0, 1)
             assert torch.equal(halves, both["steps"][field])
-
-
-def test_evaluation_does_not_depend_on_ranks() -> None:
-    def batches(rank: int, world: int) -> list[str]:
-        data = build(evaluation=EvaluationOptions(10, 4, 3))
-        data.trainer = SimpleNamespace(global_rank=rank, world_size=world)
-        return [str(batch) for batch in data.val_dataloader()]
-
-    assert sorted(batches(0, 2) + batches(1, 2)) == sorted(batches(0, 1))
-
-
-def test_workers_give_the_same_batches_and_data_can_be_pickled(tmp_path: Path) -> None:
-    one, two = (
-        [batch["steps"].actions.tolist() for batch in build(curriculum=CURRICULUM, num_workers=n).train_dataloader()]
-        for n in (0, 2)
-    )
-    assert one == two
-    for data in (build(curriculum=CURRICULUM), build(root=write_store(tmp_path))):
-        copy = pickle.loads(pickle.dumps(data.train_set))
-        assert torch.equal(copy[(0, 3)]["steps"].actions, data.train_set[(0, 3)]["steps"].actions)
 
 
 def test_statistics_are_those_of_training_histories(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
-from zoo.compressed_ad.envs.baselines import random_return
 from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom, DarkroomPermuted
 
 
@@ -48,14 +47,6 @@ def test_from_random_to_optimal():
     assert bool((curve.diff()[:8] > 0).all())
     shares = torch.bincount(steps.actions[:, 0], minlength=5) / len(tasks)  # the first step is always random
     assert (shares - 0.2).abs().max() < 0.05  # standard deviation 0.009
-
-
-def test_a_demonstrator_that_knows_nothing_walks_at_random():
-    env = Darkroom(3, 6)
-    tasks = env.tasks().repeat(1000, 1)
-    steps = EpsilonCurriculum(env, 2, best=0.0).histories(tasks, range(len(tasks)))
-    for episode in steps.rewards.view(len(tasks), 2, 6).sum(dim=2).double().T:
-        assert episode.mean().item() == pytest.approx(random_return(env).mean().item(), abs=0.06)
 
 
 def test_who_explores_knows_nothing_before_the_goal_is_found():

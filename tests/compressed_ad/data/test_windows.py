@@ -87,18 +87,6 @@ def test_an_item_does_not_depend_on_its_batch(offset: str) -> None:
     assert assert_equal_files(items[4]["steps"], items[(-1, 4)]["steps"])
 
 
-def test_random_parts_begin_anywhere_and_a_key_may_give_the_length(store: HistoryStore) -> None:
-    items = windows(StoredSource(store, [0], 1), None, 100, offset="random")
-    expected = history(store, 0, 0)
-    batch = items.__getitems__([(0, index, 22) for index in range(100)])["steps"]
-    assert batch.length == 22 and items[(0, 3)]["steps"].length == 24
-    offsets = {
-        next(start for start in range(3) if assert_equal_files(row(batch, number), expected.slice(start, start + 22)))
-        for number in range(100)
-    }
-    assert offsets == {0, 1, 2}
-
-
 def test_shuffled_and_skipped_episodes(store: HistoryStore) -> None:
     source, all_episodes = StoredSource(store, [0], 1), episodes(history(store, 0, 0))
     assert episodes(windows(source, episode_stride=2)[0]["steps"]) == all_episodes[::2]
@@ -144,13 +132,6 @@ def test_controls_take_complete_episodes_of_different_lengths(tmp_path: Path) ->
     assert torch.equal(plain[0].states.sum(), shuffled.states.sum()) and not assert_equal_files(plain[0], shuffled)
 
 
-def test_an_episode_may_end_where_the_next_begins() -> None:
-    true, reset = (windows(demonstrated(), terminal_next_state=state)[2]["steps"] for state in ("true", "reset"))
-    assert torch.equal(reset.next_states[:, :-1], true.states[:, 1:])
-    assert (reset.next_states[reset.dones] == 1).all()
-    assert assert_equal_files(true._replace(next_states=reset.next_states), reset)
-
-
 @pytest.mark.parametrize(
     ("args", "options", "message"),
     [
@@ -165,23 +146,6 @@ def test_options_that_are_refused(args: tuple[int, ...], options: dict[str, Any]
     moving = DemonstratedSource(EpsilonCurriculum(Darkroom(3, 4, random_start=True), EPISODES), ENV.tasks())
     with pytest.raises(ValueError, match=message):
         windows(moving, *args, **options)
-
-
-def test_more_of_a_store_than_there_is_is_refused(store: HistoryStore) -> None:
-    for settings, message in (({"streams": 3}, "streams is 3"), ({"length": 25}, "steps is 25")):
-        with pytest.raises(ValueError, match=message):
-            StoredSource(store, [0], **settings)
-
-
-def test_evaluation_batches_hold_all_items_and_all_pairs() -> None:
-    items = windows(demonstrated(), 5, 10, offset="random")
-    batches = EvaluationBatches(items, 4, ENV.tasks()[:7], range(7), 3)
-    parts = [batches[number] for number in range(len(batches))]
-    assert [len(part["steps"].actions) for part in parts[:3]] == [4, 4, 2]
-    assert torch.equal(torch.cat([part["tasks"] for part in parts[3:]]), ENV.tasks()[:7])
-    assert [seed for part in parts[3:] for seed in part["seeds"]] == list(range(7))
-    assert assert_equal_files(parts[1]["steps"], items.__getitems__([4, 5, 6, 7])["steps"])
-    assert len(EvaluationBatches(None, 4, ENV.tasks(), range(9), 100)) == 1
 
 
 @pytest.mark.parametrize(("items", "pairs"), [(4, 0), (0, 9), (1, 3), (5, 3)])

@@ -24,10 +24,6 @@ def test_random_return_in_the_darkroom():
     assert by_distance == pytest.approx(expected, abs=5.5e-4)
 
 
-def test_random_return_with_key_and_door():
-    assert random_return(DarkKeyToDoor()).mean().item() == pytest.approx(0.2686, abs=5e-5)
-
-
 @pytest.mark.parametrize(
     "env", [Darkroom(4, 6, hard=True), DarkKeyToDoor(3, 8), DarkroomPermuted(3, 8), Darkroom(4, 6, random_start=True)]
 )

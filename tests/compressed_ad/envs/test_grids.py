@@ -119,12 +119,6 @@ def test_best_returns_known_in_closed_form():
     assert best(DarkKeyToDoor(9, 10), [[0, 8, 8, 0], [0, 0, 8, 8]]) == [1, 1]
 
 
-def test_a_key_is_forgotten_at_the_end_of_the_episode():
-    worlds = DarkKeyToDoor(3, 2).start(torch.tensor([[1, 1, 1, 1]]))
-    rewards = [int(worlds.step(torch.tensor([4])).rewards) for _ in range(4)]
-    assert rewards == [1, 1, 1, 1]
-
-
 def test_random_starts_depend_on_seed_and_episode_alone():
     env = Darkroom(5, 2, random_start=True)
     seeds = [3, 4, 5, 2**64 - 1]
@@ -142,24 +136,6 @@ def test_random_starts_depend_on_seed_and_episode_alone():
     assert (counts - 800).abs().max() < 150  # 800 expected, standard deviation 28
     with pytest.raises(ValueError, match="as many seeds"):
         env.start(torch.zeros(4, 2, dtype=torch.int64))
-
-
-@pytest.mark.parametrize(
-    "tasks", [torch.tensor([[9, 0]]), torch.tensor([[-1, 0]]), torch.tensor([[1, 2, 3]]), torch.zeros(1, 2)]
-)
-def test_a_task_that_does_not_exist_is_refused(tasks):
-    with pytest.raises(ValueError, match="rows of 2 integers below"):
-        Darkroom().start(tasks)
-
-
-def test_wrong_actions_are_refused():
-    worlds = Darkroom().start(torch.tensor([[0, 0], [1, 1]]))
-    for actions in ([5, 0], [-1, 0]):
-        with pytest.raises(ValueError, match="0 to 4"):
-            worlds.step(torch.tensor(actions))
-    with pytest.raises(ValueError, match="2 environments"):
-        worlds.step(torch.tensor([0]))
-    assert worlds.time == 0
 
 
 @pytest.mark.gpu

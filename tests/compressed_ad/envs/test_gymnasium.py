@@ -20,9 +20,8 @@ from zoo.compressed_ad.collecting.q_learning import QLearning
 from zoo.compressed_ad.data.history import HistoryStore
 from zoo.compressed_ad.data.history_writer import Recorder
 from zoo.compressed_ad.envs.base import build_env
-from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.envs.gymnasium_env import GymnasiumEnv
-from zoo.compressed_ad.envs.spaces import Box, Discrete, Schema, random_actions
+from zoo.compressed_ad.envs.spaces import Discrete
 
 LENGTHS = [2, 3, 5, 4, 7, 2, 6]
 LIMIT = 5
@@ -89,33 +88,6 @@ def test_descriptions_rebuild_environments() -> None:
         rebuilt = build_env(json.loads(json.dumps(env.describe())))
         assert rebuilt.describe() == env.describe() and rebuilt.schema == env.schema
         assert pickle.loads(pickle.dumps(env)).describe() == copy.deepcopy(env).describe() == env.describe()
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        Schema(Discrete(16), Discrete(4), 100, reward=(0, 1)),
-        Schema(Box(np.float32([-1, -INF, -2, -INF]), np.float32([1, INF, 2, INF])), Box(-1, 1, (2,)), 20, True),
-        Schema(Box(0, 255, (8, 8, 3), np.uint8), Discrete(200), 7),
-        Darkroom(5, 10).schema,
-    ],
-)
-def test_schemas_there_and_back(schema: Schema) -> None:
-    assert Schema.read(json.loads(json.dumps(schema.describe()))) == schema
-    rows = np.zeros(3, dtype=schema.dtype)
-    assert rows["state"].shape[1:] == schema.observation.shape and rows["action"].shape[1:] == schema.action.shape
-    if isinstance(schema.action, Discrete):
-        rows["action"] = schema.action.n - 1
-        assert (rows["action"] == schema.action.n - 1).all() and rows["action"].itemsize == 1
-
-
-def test_random_actions_fill_the_box() -> None:
-    space = Box(-2, 2, (2,))
-    actions = random_actions(
-        space, torch.rand(2, 5000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    )
-    assert actions.dtype == torch.float32 and actions.amin() >= -2 and actions.amax() <= 2
-    assert actions.std(0).allclose(torch.full((2,), 4 / 12**0.5), atol=0.05)
 
 
 ENV = {"name": "zoo.compressed_ad.GymnasiumEnv", "id": "CartPole-v1", "tasks": [{}, {"sutton_barto_reward": True}]}

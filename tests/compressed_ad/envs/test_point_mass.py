@@ -16,10 +16,3 @@ def test_the_straight_line_earns_what_the_closed_form_states(env: PointMass) -> 
     assert transition.truncated.all() and not transition.terminated.any()
     assert not envs.states.any()  # the next episode has begun
     torch.testing.assert_close(total, env.oracle_returns(tasks), atol=1e-5, rtol=0)
-
-
-def test_too_long_actions_are_shortened() -> None:
-    envs = PointMass(speed=0.5).start(torch.tensor([[0]]))
-    torch.testing.assert_close(envs.step(torch.tensor([[3.0, 4.0]])).next_states, torch.tensor([[0.3, 0.4]]))
-    with pytest.raises(ValueError, match="1 points take actions"):
-        envs.step(torch.zeros(1))

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
 from zoo.compressed_ad.envs.grids import Darkroom, Env
 from zoo.compressed_ad.evaluation.memory_gap import probe_memory, summarise_gap
-from zoo.compressed_ad.nets.compression import Compressor, Forget
+from zoo.compressed_ad.nets.compression import Compressor
 from zoo.compressed_ad.nets.embedding import FactoredEmbedding
 from zoo.compressed_ad.nets.policy import ContextState, InContextPolicy
 from zoo.compressed_ad.nets.steps import Steps
@@ -60,16 +59,3 @@ def test_who_remembers_is_reported_from_who_forgets() -> None:
     assert facts[0]["pairs"] == len(tasks) and 0 < facts[0]["count"] < len(tasks)
     assert facts[0]["after"] == facts[0]["oracle"]
     assert facts[1]["random"] < facts[1]["after"] < facts[0]["after"] / 2
-
-
-def test_the_gap_is_at_least_a_window_and_ends_with_an_episode() -> None:
-    torch.manual_seed(0)
-    net = InContextPolicy(FactoredEmbedding(16, 5), Transformer(16, 1, 2, 12), Forget())
-    with ContextPlayer(net, ENV, ENV.tasks(), range(25)) as player:
-        player.run_episodes(2)
-        player.run_episodes(2, avoid_goals=True)
-        after = player.run_episodes(1)[:, 0]
-    results = memory_gap(net, ENV, ENV.tasks(), 2, gap_steps=13)
-    assert torch.equal(results[:, 2], after)
-    with pytest.raises(ValueError, match="gap of 11 steps does not empty the window of 12"):
-        memory_gap(net, ENV, ENV.tasks(), 2, gap_steps=11)

@@ -47,13 +47,5 @@ def test_the_summary_of_a_known_curve() -> None:
     assert facts["last_episodes"] == 50
     assert facts["regret"]["mean"] == pytest.approx(15 - 7)
     assert facts["gain"] == pytest.approx((11 - 1) / (15 - 1))
-    assert facts["std_tasks"] == pytest.approx(1.0)
-    assert facts["std"] == pytest.approx(np.stack([curve, curve + 2]).std())
-    assert facts["after_episodes"] == {
-        "20": pytest.approx(1.0),
-        "50": pytest.approx(6.0),
-        "100": pytest.approx(11.0),
-    }
-    assert facts["curve"]["cumulative"][-1] == pytest.approx(7.0)
     assert len(facts["curve"]["low"]) == 100
     assert summarise(returns, np.ones(2), np.ones(2))["gain"] is None

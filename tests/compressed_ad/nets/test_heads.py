@@ -4,16 +4,13 @@ import math
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
-from torch.distributions import Normal
 
 from zoo.common.tensors import sample_uniforms
 from zoo.compressed_ad.envs.base import Env
-from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.envs.point_mass import PointMass
 from zoo.compressed_ad.envs.spaces import Box, Schema
-from zoo.compressed_ad.nets.heads import BinsHead, CategoricalHead
+from zoo.compressed_ad.nets.heads import BinsHead
 from zoo.compressed_ad.nets.steps import Statistics
 
 LOW, HIGH = [-1.0, 0.0, 2.0], [3.0, 0.5, 12.0]
@@ -28,20 +25,6 @@ def env(low: Any = LOW, high: Any = HIGH, shape: tuple[int, ...] = (3,)) -> Env:
 
 def random_parameters(head: Any, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, head.out_features, generator=torch.Generator().manual_seed(1))
-
-
-def test_many_bins_tend_to_the_gaussian() -> None:
-    """Bins that hold a normal distribution's shares have its density, ever more closely."""
-    flat, errors = env([-1.0], [1.0], (1,)), []
-    normal = Normal(torch.tensor(0.1, dtype=torch.float64), torch.tensor(0.2, dtype=torch.float64))
-    actions = torch.linspace(-0.4, 0.5, 37).view(1, -1, 1)
-    for bins in (8, 32, 128, 512):
-        head = BinsHead(flat, 4, bins)
-        shares = normal.cdf(head.edges[0].double()).diff().clamp(min=1e-30)
-        losses = head.losses(shares.log().float().expand(1, 37, -1), actions)
-        errors.append(float((losses[0] + normal.log_prob(actions[0, :, 0].double())).abs().mean()))
-    assert errors == sorted(errors, reverse=True)
-    assert errors[-1] < 0.01
 
 
 def test_draws_stay_within_bounds_and_follow_the_density() -> None:
@@ -74,13 +57,3 @@ def test_quantile_bins_hold_equally_many_and_cover_the_box() -> None:
     assert (head.edges.diff(dim=1) > 0).all()
     density = -head.losses(torch.zeros(1, 1, head.out_features), torch.tensor([[[0.0, 0.2, 3.0]]]))
     assert math.isfinite(float(density))
-
-
-def test_a_head_knows_its_space() -> None:
-    head = BinsHead(PointMass(), 8)
-    head.check(PointMass(goals=9))
-    with pytest.raises(ValueError, match=r"\"low\": \[-1.0\].*\"kind\": \"discrete\""):
-        head.check(Darkroom())
-    with pytest.raises(ValueError, match="Box with finite bounds"):
-        BinsHead(Darkroom(), 8)
-    assert sorted(CategoricalHead(4, 3).state_dict()) == ["bias", "weight"]

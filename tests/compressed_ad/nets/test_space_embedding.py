@@ -5,13 +5,10 @@ import pytest
 import torch
 
 from zoo.compressed_ad.envs.base import Env
-from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.envs.point_mass import PointMass
 from zoo.compressed_ad.envs.spaces import Box, Discrete, Schema, Space
-from zoo.compressed_ad.nets.embedding import FactoredEmbedding, SpaceEmbedding
-from zoo.compressed_ad.nets.policy import InContextPolicy
+from zoo.compressed_ad.nets.embedding import SpaceEmbedding
 from zoo.compressed_ad.nets.steps import Statistics, Steps
-from zoo.compressed_ad.nets.transformer import Transformer
 
 SPACES: list[tuple[Space, Space]] = [
     (Discrete(7), Discrete(3)),
@@ -68,14 +65,3 @@ def test_numbers_are_normalised_by_what_the_checkpoint_keeps() -> None:
     again.load_state_dict(embedding.state_dict())
     torch.testing.assert_close(again.state(states), expected)
     torch.testing.assert_close(again.reward(torch.full((3, 1), 5.0)), torch.ones(3, 1))
-
-
-def test_other_spaces_are_refused_with_both_printed() -> None:
-    policy = InContextPolicy(SpaceEmbedding(Darkroom(5, 10), 16), Transformer(16, 1, 2, 8))
-    policy.check(Darkroom(5, 30))
-    with pytest.raises(ValueError, match=r"\"high\": \[4.0\].*\"high\": \[8.0\]"):
-        policy.check(Darkroom(9))
-    with pytest.raises(ValueError, match="need a head"):
-        InContextPolicy(SpaceEmbedding(PointMass(), 16), Transformer(16, 1, 2, 8))
-    with pytest.raises(ValueError, match=r"\"kind\": \"discrete\", \"n\": 5|\"high\": \[8.0\]"):
-        InContextPolicy(FactoredEmbedding(16), Transformer(16, 1, 2, 8)).check(PointMass())

@@ -15,14 +15,21 @@ from zoo.training.resume import item_seed
 
 
 class HistoryRequest(NamedTuple):
-    """Histories to make, see `Algorithm.histories`."""
+    """Histories to make.
+
+    tasks: (N, F) int64.
+    seeds: of the tasks (N,); the histories of a task depend on its own alone.
+    streams: histories of each task.
+    steps: of each history; of grids whole episodes.
+    advance: called with how many transitions were added, now and then.
+    """
 
     env: Env
     tasks: Tensor
     seeds: Sequence[int]
     streams: int
     steps: int
-    advance: Callable[[int], object]
+    advance: Callable[[int], object] = lambda count: None
 
     @property
     def size(self) -> int:
@@ -55,25 +62,6 @@ class Algorithm(ABC):
     def check(self, env: Env, steps: int) -> None:  # noqa: B027 - not every algorithm refuses something
         """Refuse, before anything is written, an environment or a length that it cannot make histories of."""
 
-    def histories(
-        self,
-        env: Env,
-        tasks: Tensor,
-        seeds: Sequence[int],
-        streams: int,
-        steps: int,
-        advance: Callable[[int], object] = lambda count: None,
-    ) -> np.ndarray:
-        """Make histories from scratch: (N, streams, steps) of the schema's dtype.
-
-        Args:
-            tasks: (N, F) int64.
-            seeds: of the tasks (N,); the histories of a task depend on its own alone.
-            steps: of each history; of grids whole episodes.
-            advance: called with how many transitions were added, now and then.
-        """
-        return self.make(HistoryRequest(env, tasks, seeds, streams, steps, advance))
-
     @abstractmethod
-    def make(self, request: HistoryRequest) -> np.ndarray:
-        """Make the histories of a request, as `histories` returns them."""
+    def histories(self, request: HistoryRequest) -> np.ndarray:
+        """Make histories from scratch: (N, streams, steps) of the schema's dtype."""

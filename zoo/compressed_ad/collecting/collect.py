@@ -55,7 +55,7 @@ class EpsilonAlgorithm(Algorithm):
         if self.demonstrator is None:
             env.start(env.tasks()[:1], [0]).optimal_actions()
 
-    def make(self, request: HistoryRequest) -> np.ndarray:
+    def histories(self, request: HistoryRequest) -> np.ndarray:
         """Make the histories of a request."""
         env, episodes = request.env, request.steps // request.env.schema.limit
         curriculum = EpsilonCurriculum(env, episodes, self.best, self.greedy_after, self.demonstrator)
@@ -88,8 +88,7 @@ def collect(
 ) -> dict[str, int]:
     """Write histories of tasks; a second call makes what is missing or corrupt. Arguments as of `collect_histories`.
 
-    Process `rank` makes every world_size-th shard from the rank-th on. Returns the number of tasks that it has `made`,
-    and `skipped` because they were complete.
+    Process `rank` makes every world_size-th shard. Returns the number of tasks `made`, and `skipped` as complete.
     """
     check_at_least(1, episodes=episodes, episode_stride=episode_stride)
     check_within(0, world_size - 1, rank=rank)
@@ -114,9 +113,10 @@ def collect(
         row = bar.add_task(f"histories in {output.name}", total=made * streams * learned)
         for number, part in pending:
             seeds = [item_seed(seed, 0, task) for task in part]
-            histories = algorithm.histories(
+            request = HistoryRequest(
                 env, env.tasks()[part], seeds, streams, learned, lambda count: bar.advance(row, count)
             )
+            histories = algorithm.histories(request)
             writer.write(number, keep_every_nth_episode(histories, steps, episode_stride))
     return {"made": made, "skipped": sum(len(part) for _, part in shards[rank::world_size]) - made}
 
@@ -179,8 +179,7 @@ def collect_histories(
         train_share: share of the tasks that are to be trained on.
         shard_size: tasks that are learned together and saved as one file.
         steps: of each history, in place of episodes.
-        episode_stride: keep one of so many episodes, so that a context spans more of the learning: the algorithm learns
-            for as many times longer. The index notes it.
+        episode_stride: keep one of so many episodes; the algorithm learns for as many times longer.
         recipe: of a training on histories; its `data.init_args.env` is taken in place of `env`.
     """
     settings = {"ppo": ppo, "q_learning": q_learning, "epsilon": epsilon}[algorithm] or ALGORITHMS[algorithm]()
@@ -191,10 +190,13 @@ def collect_histories(
     )  # fmt: skip
     print(f"{output}: {', '.join(f'{key} {value}' for key, value in counts.items())}")
     if world_size == 1:
-        store = HistoryStore(output)
-        last, best = last_returns(store).mean(), oracle_return(store.env, store.tasks).mean()
-        oracle = "unknown" if best.isnan() else f"{best:.2f}"
-        print(f"return of the last episode, mean over {len(store)} tasks: {last:.2f}, the best possible {oracle}")
+        _print_returns(HistoryStore(output))
+
+
+def _print_returns(store: HistoryStore) -> None:
+    last, best = last_returns(store).mean(), oracle_return(store.env, store.tasks).mean()
+    oracle = "unknown" if best.isnan() else f"{best:.2f}"
+    print(f"return of the last episode, mean over {len(store)} tasks: {last:.2f}, the best possible {oracle}")
 
 
 def _choose_env(env: Env | str | None, recipe: Path | None) -> Env:

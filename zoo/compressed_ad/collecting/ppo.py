@@ -95,7 +95,7 @@ class PPO(Algorithm):
         if isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) == 3:
             raise ValueError(f"ppo learns no pictures; {env.name} has {env.schema.describe()}")
 
-    def make(self, request: HistoryRequest) -> np.ndarray:
+    def histories(self, request: HistoryRequest) -> np.ndarray:
         """Learn tasks from scratch; learning takes complete rollouts, the histories are cut."""
         if self.learners == 1:
             return self._learn_tasks(request)

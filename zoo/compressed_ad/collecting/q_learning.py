@@ -64,7 +64,7 @@ class QLearning(Algorithm):
         if not isinstance(env, GridEnv) and not all(isinstance(space, Discrete) for space in spaces):
             raise ValueError(f"q_learning learns Discrete states and actions; {env.name} has {env.schema.describe()}")
 
-    def make(self, request: HistoryRequest) -> np.ndarray:
+    def histories(self, request: HistoryRequest) -> np.ndarray:
         """Learn tasks from scratch, each stream for itself."""
         env, action = request.env, request.env.schema.action
         assert isinstance(action, Discrete)

@@ -70,7 +70,7 @@ def import_histories(
             writer.write(number, np.stack(repeated))
 
 
-def export_histories(source: Path, output: Path, order: Order = "row_major", allow_missing: bool = False) -> None:
+def export_histories(source: Path, output: Path, order: Order = "row_major") -> None:
     """Turn a folder of histories into a history file that the original reads (hdf5).
 
     Args:
@@ -78,10 +78,9 @@ def export_histories(source: Path, output: Path, order: Order = "row_major", all
         output: file to write.
         order: of the tasks in the file; shuffled by the folder's own split, as the last version of the original
             expects, row_major, or a list of the tasks' numbers.
-        allow_missing: leave out tasks whose files are missing or corrupt.
     """
     h5py = import_h5py()
-    store = HistoryStore(source, allow_missing)
+    store = HistoryStore(source)
     env, split = store.env, store.index["split"]
     if not isinstance(env, GridEnv):
         raise ValueError(f"{source} holds histories of {env.name}: the original's files are of its grids")

@@ -39,12 +39,10 @@ class StoreOptions:
     Args:
         streams: first histories of each task; 0 for all.
         steps: first steps of each history; 0 for all.
-        allow_missing: leave out the tasks of missing or corrupt shards.
     """
 
     streams: int = 0
     steps: int = 0
-    allow_missing: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,7 +155,7 @@ class HistoryData(ZooDataModule):
         losses = HistoryWindows(test, self.length, items, self.seed, plain) if items else None
         tasks = self.test_tasks.repeat_interleave(seeds, dim=0)
         pair_seeds = [item_seed(self.seed, PAIRS_EPOCH, pair) for pair in range(len(tasks))]
-        self.file_facts = (self.train_tasks.numpy(), astuple(self.store)[:2], train.length)
+        self.file_facts = (self.train_tasks.numpy(), astuple(self.store), train.length)
         world = self._rank_and_world()[1]
         self.val_set = EvaluationBatches(losses, self.batch_size, tasks, pair_seeds, self.evaluation.batch_size, world)
 
@@ -169,7 +167,7 @@ class HistoryData(ZooDataModule):
             self.train_tasks, self.test_tasks = (tasks[part] for part in self.env.split(*self.split))
             train, test = (DemonstratedSource(self.demonstrator, part) for part in (self.train_tasks, self.test_tasks))
             return train, test
-        store, options = HistoryStore(self.root, self.store.allow_missing), self.store
+        store, options = HistoryStore(self.root), self.store
         _check_same(self.env, store.env, f"that of {self.root}")
         positions = [store.split[side] for side in ("train", "test")]
         self.train_tasks, self.test_tasks = (store.tasks[each] for each in positions)

@@ -11,7 +11,7 @@ from zoo.common.checks import check_at_least, check_positive, check_within
 from zoo.common.registry import get_function
 from zoo.common.tensors import sample_uniforms
 from zoo.compressed_ad.envs.base import BatchedEnvs, Env, Transition
-from zoo.compressed_ad.envs.baselines import Explorer, can_explore
+from zoo.compressed_ad.envs.explorer import Explorer, can_explore
 from zoo.compressed_ad.envs.grids import BatchedGrids
 from zoo.compressed_ad.envs.spaces import Discrete, count_random_numbers, random_actions, tensor_dtype
 from zoo.compressed_ad.nets.steps import Steps

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 import re
 from collections.abc import Sequence
@@ -17,8 +16,6 @@ import torch
 from zoo.compressed_ad.envs.base import build_env
 from zoo.compressed_ad.envs.spaces import Schema
 from zoo.compressed_ad.nets.steps import Steps
-
-log = logging.getLogger(__name__)
 
 INDEX_NAME = "index.json"
 INDEX_KEYS = ("version", "env", "schema", "source", "seed", "split", "streams", "steps", "shards")
@@ -48,9 +45,6 @@ def find_ends(history: np.ndarray) -> np.ndarray:
 class HistoryStore:
     """Reads histories; may be pickled, every process maps the shards itself.
 
-    Args:
-        allow_missing: leave out the tasks of missing or corrupt shards, with a warning that names them.
-
     Attributes:
         index: the content of `index.json`.
         task_indices: (n,) int64, of the tasks in `env.tasks()`.
@@ -58,10 +52,10 @@ class HistoryStore:
         split: "train" and "test", each (m,) int64: positions of the tasks on that side.
 
     Raises:
-        ValueError: when the index is invalid, shards are missing or corrupt, or none is left.
+        ValueError: when the index is invalid, or shards are missing or corrupt.
     """
 
-    def __init__(self, folder: str | Path, allow_missing: bool = False) -> None:
+    def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.index = read_index(self.folder)
         self.env = build_env(self.index["env"])
@@ -71,7 +65,8 @@ class HistoryStore:
                 f"the schemas differ. {self.folder} has {json.dumps(stored)}; {self.env.name} has {json.dumps(present)}"
             )
         self.streams, self.steps = int(self.index["streams"]), int(self.index["steps"])
-        shards = self._find_shards(allow_missing)
+        shards = self.index["shards"]
+        self._check_shards()
         self._locations = [(shard["file"], row) for shard in shards for row in range(len(shard["tasks"]))]
         self._open: dict[str, np.ndarray] = {}
         self.task_indices = torch.tensor([task for shard in shards for task in shard["tasks"]])
@@ -84,23 +79,18 @@ class HistoryStore:
             for side in ("train", "test")
         }
 
-    def _find_shards(self, allow_missing: bool) -> list[dict[str, Any]]:
-        shards, faults = [], []
+    def _check_shards(self) -> None:
+        """Refuse missing and corrupt shards."""
+        faults = []
         for shard in self.index["shards"]:
             shape = (len(shard["tasks"]), self.streams, self.steps)
             if fault := find_corruption(self.folder / shard["file"], shape, self.env.schema.dtype):
                 faults.append(fault)
-            else:
-                shards.append(shard)
-        advice = "the command that made the store makes these shards again"
-        if faults and not (allow_missing and shards):
-            option = "; allow_missing (--allow-missing) uses the rest" if shards else ""
-            raise ValueError(f"{len(faults)} shard(s) cannot be used: {'; '.join(faults)}. {advice}{option}")
         if faults:
-            log.warning(
-                "%d shard(s) are left out, with all their tasks: %s. %s", len(faults), "; ".join(faults), advice
+            raise ValueError(
+                f"{len(faults)} shard(s) cannot be used: {'; '.join(faults)}. The command that made the store makes "
+                "these shards again"
             )
-        return shards
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the open shards out: pickled, a memory map becomes a copy of the file."""

@@ -25,11 +25,11 @@ from zoo.common.reports import replace_non_finite, terminal_table, write_report
 from zoo.common.tensors import state_digest
 from zoo.compressed_ad.data.history import read_index
 from zoo.compressed_ad.envs.base import Env
-from zoo.compressed_ad.envs.baselines import can_explore, explorer_returns, oracle_return, random_return
+from zoo.compressed_ad.envs.baselines import explorer_returns, oracle_return, random_return
+from zoo.compressed_ad.envs.explorer import can_explore
 from zoo.compressed_ad.envs.grids import GridEnv
 from zoo.compressed_ad.evaluation import plots
 from zoo.compressed_ad.evaluation.memory_gap import probe_memory, summarise_gap
-from zoo.compressed_ad.evaluation.simple_learners import simple_learners, simple_returns
 from zoo.compressed_ad.evaluation.summary import last_episodes, summarise
 from zoo.compressed_ad.inference import CHUNK, SPLIT_SEED, SPLITS, TRAIN_SHARE, Agent, pairs, select_tasks
 from zoo.compressed_ad.rollout import ContextPlayer
@@ -56,8 +56,6 @@ def print_evaluation(facts: Mapping[str, Any]) -> None:
         name = f"{key} ({summary['last_episodes']} episodes)" if key == "last" else key
         lines.append([name, _format(row["mean"]), interval])
     lines += [[key, _format(summary[key]), ""] for key in ("random", "oracle")]
-    simple = facts["baselines"].get("simple", {})
-    lines += [[f"{name}, last episode", _format(curve[-1]), ""] for name, curve in simple.items()]
     for share, episode in summary["episodes_to_reach"].items():
         lines.append([f"episodes to {share} of the last", "never" if episode is None else str(episode), ""])
     for key in ("before", "after") if facts["gap"] is not None else ():
@@ -117,7 +115,6 @@ def evaluate(
     greedy: bool = False,
     gap: bool = False,
     gap_steps: int | None = None,
-    simple: bool = False,
     chunk: int = CHUNK,
     device: str = "cpu",
     rank: int = 0,
@@ -140,7 +137,6 @@ def evaluate(
         greedy: take the most likely action instead of sampling one.
         gap: probe the memory after the episodes: goal found, return before and after a time without reward.
         gap_steps: of that; a window by default.
-        simple: evaluate simple learners on the same pairs: replays and bandits.
         chunk: pairs that act together; more need more memory.
         device: torch device.
     """
@@ -149,7 +145,7 @@ def evaluate(
     agent, output = load_agent(run, local_device(device)), Path(output).resolve()
     tasks, split_from = split_tasks(run, agent.env, split, split_seed, train_share)
     settings = {"tasks": tasks.tolist(), "seeds": seeds, "episodes": episodes, "greedy": greedy, "chunk": chunk}
-    settings |= {"gap_steps": _check_gap(agent, gap_steps) if gap else None, **({"simple": True} if simple else {})}
+    settings |= {"gap_steps": _check_gap(agent, gap_steps) if gap else None}
     settings |= {"env": agent.env.describe(), "weights": state_digest(agent.policy.state_dict())}
     begin_output(output, settings, sweep=world_size == 1)
     paths = _run_chunks(agent, output, tasks, settings, rank, world_size, progress)
@@ -257,18 +253,12 @@ def _join_chunks(
         with np.load(path, allow_pickle=False) as file:
             parts.append(dict(file))
     tasks, seeds, episodes = torch.tensor(settings["tasks"]), settings["seeds"], settings["episodes"]
-    rows, keys = pairs(env, tasks, range(seeds))
     returns = np.concatenate([part["returns"] for part in parts]).reshape(len(tasks), seeds, episodes)
     gap = None
     if settings["gap_steps"] is not None and isinstance(env, GridEnv):
-        probes = np.concatenate([part["gap"] for part in parts])
+        probes, rows = np.concatenate([part["gap"] for part in parts]), pairs(env, tasks, range(seeds))[0]
         gap = {"steps": settings["gap_steps"], **summarise_gap(torch.from_numpy(probes), env, rows)}
         write_report(output, {GAP_NAME: probes.reshape(len(tasks), seeds, 3)})
-    baselines = baseline_returns(env, tasks, episodes)
-    if settings.get("simple"):
-        baselines["simple"] = {
-            name: simple_returns(env, name, rows, keys, episodes).mean(0).tolist() for name in simple_learners(env)
-        }
     random, oracle = (values(env, tasks).numpy() for values in (random_return, oracle_return))
     facts = {
         "version": zoo.__version__,
@@ -276,7 +266,7 @@ def _join_chunks(
         **{key: settings[key] for key in ("env", "seeds", "episodes", "greedy", "weights")},
         "policy": agent.policy.describe(),
         "compressions_per_episode": len(parts[0]["compressions"]) / episodes,
-        "baselines": baselines,
+        "baselines": baseline_returns(env, tasks, episodes),
         "summary": summarise(returns, random, oracle),
         "gap": gap,
         "tasks": task_rows(tasks, returns, random, oracle),

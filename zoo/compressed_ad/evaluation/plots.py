@@ -47,8 +47,6 @@ def learning_curves(evaluations: Mapping[str, Facts], sources: Mapping[str, Sequ
     if baselines["explorer"] is not None:
         explorer = baselines["explorer"]
         axes.plot(range(1, len(explorer) + 1), explorer, color="0.5", linewidth=1, label="informed explorer")
-    for name, values in baselines.get("simple", {}).items():
-        axes.plot(range(1, len(values) + 1), values, label=name, linewidth=0.8, linestyle="--")
     axes.axhline(baselines["random"], color="0.3", linestyle=":", linewidth=1, label="random")
     axes.set(xlabel="episode", ylabel="return", title=f"{first['env']['name']}, {_tasks(first)}")
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))

@@ -96,13 +96,6 @@ def markdown(result: Mapping[str, Any]) -> str:
         f"## Episodes to reach shares of {first['label']}'s final level, {first['last']['mean']:.2f}",
         table(shares, lambda row: [_number(row["episodes_to_reach"][share], "never") for share in shares]),
     ]
-    if simple := result["baselines"].get("simple"):
-        cells = [[name, f"{curve[0]:.2f}", f"{curve[-1]:.2f}"] for name, curve in simple.items()]
-        parts += [
-            "## Simple learners",
-            f"They see the same history and nothing else, in the tasks of {first['label']}.",
-            markdown_table(["learner", "first episode", "last episode"], cells),
-        ]
     if probes := [row for row in rows if row["gap"]]:
         parts += [
             "## Memory gap",
@@ -168,7 +161,7 @@ def _row(
         "tasks": len(facts["tasks"]),
         "split": facts["split_from"],
         **{key: facts[key] for key in ("seeds", "episodes", "greedy", "compressions_per_episode", "gap")},
-        **{key: summary[key] for key in ("first", "last", "mean", "regret", "gain", "std", "after_episodes")},
+        **{key: summary[key] for key in ("first", "last", "mean", "regret", "gain")},
         "over_first": None
         if facts is reference
         else _paired(facts, returns[label], reference, returns[reference_label]),

@@ -13,8 +13,6 @@ from zoo.common.statistics import LEVEL, RESAMPLES
 AVERAGED = 20  # episodes of a moving average
 LAST = 50  # episodes of the final level
 SHARES = (0.5, 0.75, 0.9)  # of the final level
-LENGTHS = (10, 20, 50, 100, 200, 500, 1000)  # episodes after which the level is reported
-
 MAX_WEIGHTS = 4_000_000  # sampled at once, which bounds the memory of large sets
 
 
@@ -76,39 +74,29 @@ def summarise(returns: np.ndarray, random: np.ndarray, oracle: np.ndarray) -> di
 
     Returns:
         JSON values: `mean` of all episodes, `first` and `last` (see `last_episodes`) and `regret` against the oracle,
-        each with `low` and `high`; `gain`, `last` between random (0) and oracle (1); `std` over tasks and episodes,
-        `std_tasks`; `episodes_to_reach` shares of `last`; `after_episodes`, moving averages; `curve` of the episodes.
+        each with `low` and `high`; `gain`, `last` between random (0) and oracle (1); `episodes_to_reach` shares of
+        `last`; `curve` of the episodes.
     """
     episodes = returns.shape[2]
     tail = last_episodes(episodes)
     means = returns.mean(axis=(0, 1), dtype=np.float64)
     low, high = bootstrap_groups(returns)
     last = returns[:, :, episodes - tail :].mean(2, dtype=np.float64)
-    by_task = returns.mean(1, dtype=np.float64)
     reach = float(oracle.mean() - random.mean())
     level_mean = float(last.mean())
-    averages = moving_average(means)
     return {
         "mean": confidence_interval(returns.mean(2, dtype=np.float64)),
         "first": confidence_interval(returns[:, :, 0]),
         "last": confidence_interval(last),
         "last_episodes": tail,
-        "std": float(by_task.std()),
-        "std_tasks": float(by_task.mean(1).std()),
         "random": float(random.mean()),
         "oracle": replace_non_finite(float(oracle.mean())),
         "regret": confidence_interval(oracle[:, None] - returns.mean(2, dtype=np.float64)),
         "gain": replace_non_finite((level_mean - float(random.mean())) / reach) if reach else None,
         "episodes_to_reach": speed(means, level_mean),
-        "after_episodes": {
-            str(count): float(averages[count - 1 - episodes + len(averages)])
-            for count in LENGTHS
-            if episodes - len(averages) < count <= episodes
-        },
         "curve": {
             "mean": means.tolist(),
             "low": replace_non_finite(low.tolist()),
             "high": replace_non_finite(high.tolist()),
-            "cumulative": (means.cumsum() / np.arange(1, episodes + 1)).tolist(),
         },
     }

@@ -18,6 +18,12 @@ from zoo.compressed_ad.nets.embedding import check_space
 from zoo.compressed_ad.nets.steps import Statistics
 
 
+def cross_entropy(logits: Tensor, classes: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """Cross-entropy (B, L) of logits (B, L, classes), in nats."""
+    logits = logits.float().transpose(1, 2)
+    return F.cross_entropy(logits, classes, reduction="none", label_smoothing=label_smoothing)
+
+
 class ActionHead(nn.Linear):
     """Base: one linear layer to the parameters of a distribution over actions.
 
@@ -74,8 +80,7 @@ class CategoricalHead(ActionHead):
 
     def losses(self, parameters: Tensor, actions: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """Cross-entropy (B, L), in nats."""
-        logits = parameters.float().transpose(1, 2)
-        return F.cross_entropy(logits, actions, reduction="none", label_smoothing=label_smoothing)
+        return cross_entropy(parameters, actions, label_smoothing)
 
     def sample(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
         """Actions (B,) by the inverse of the distribution function."""

@@ -56,15 +56,6 @@ DEFAULTS: dict[str, Any] = {
     "dist_config": {"dist_backend": "nccl", "dist_url": "tcp://localhost:54321", "world_size": 1},
 }
 MAX_EPOCHS = 3100  # default of the original's --training_epochs
-LOSS_WEIGHTS = {
-    "g/mel": 45.0,
-    "g/adv_mpd": 1.0,
-    "g/adv_msd": 1.0,
-    "g/fm_mpd": 2.0,
-    "g/fm_msd": 2.0,
-    "d/mpd": 1.0,
-    "d/msd": 1.0,
-}
 
 
 def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
@@ -77,8 +68,12 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
 
 
 def to_recipe(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Turn an original's settings into a recipe; see `convert_config`."""
+    """Turn an original's settings into a recipe; see `convert_config`.
+
+    Without `n_fft` the generator takes other features than a mel, such as VITS's latents, and the recipe has no mel.
+    """
     settings = DEFAULTS | dict(config)
+    has_mel = "n_fft" in config
     rates, hop = config.get("upsample_rates", ()), config.get("hop_size")
     if hop not in (None, math.prod(rates)):
         raise ValueError(
@@ -93,13 +88,13 @@ def to_recipe(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             "mpd": component("zoo.hifigan.MultiPeriodDiscriminator"),
             "msd": component("zoo.hifigan.MultiScaleDiscriminator"),
         },
-        "mel": mel_spec(config, config.get("fmax")),
-        "loss_mel": mel_spec(config, settings["fmax_for_loss"]),
+        "mel": mel_spec(config, config.get("fmax")) if has_mel else None,
+        "loss_mel": mel_spec(config, settings["fmax_for_loss"]) if has_mel else None,
         "optimizer_g": optimizer,
         "optimizer_d": optimizer,
         "scheduler_g": scheduler,
         "scheduler_d": scheduler,
-        "loss_weights": dict(LOSS_WEIGHTS),
+        "loss_weights": {"g/mel": 45.0, **bigvgan.adversarial_weights("mpd", "msd")},
         "sample_rate": config["sampling_rate"],
     }
     mapped = {*GENERATOR_KEYS, *MEL_KEYS, *DATA_KEYS, *OTHER_KEYS}
