@@ -259,8 +259,8 @@ class Restorer(AudioInference):
 
     def plot(self, signals: Mapping[str, Tensor | np.ndarray], cutoff_hz: float | None) -> Figure:
         """Draw the spectrograms of signals (T,) by name, without that of a ceiling."""
-        shown = {name: each for name, each in signals.items() if name != "ceiling"}
-        return plot_spectrograms(shown, self.sample_rate, cutoff_hz)
+        spectra = {name: each for name, each in signals.items() if name != "ceiling"}
+        return plot_spectrograms(spectra, self.sample_rate, cutoff_hz)
 
     def ceiling(self, low: np.ndarray, high: np.ndarray, sample_rate: int, cutoff_hz: float) -> np.ndarray:
         """Compute a perfect denoiser's result: target through autoencoder and vocoder, with the input's low band."""
