@@ -166,7 +166,7 @@ def test_copy_of_a_teacher_knows_the_autoencoder(tmp_path: Path) -> None:
         ({"teacher_steps": 7}, "teacher_steps 7 is no multiple of steps 2"),
         ({"teacher_steps": 1002}, "teacher_steps"),
         ({"steps": 0}, "steps"),
-        ({"net": denoiser("residual")}, "differs from its teacher"),
+        ({"net": denoiser("residual")}, "do not fit net"),
     ],
     ids=str,
 )

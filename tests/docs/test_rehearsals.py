@@ -13,6 +13,9 @@ from PIL import Image
 
 SHORT = "--trainer.max_steps 2 --trainer.val_check_interval 2"
 PAIRS = "--data.root pairs/train/clean --data.degraded pairs/train/degraded"
+LAKES = """{class_path: zoo.compressed_ad.GymnasiumEnv, init_args: {id: FrozenLake-v1, limit: 12, tasks: [
+    {desc: [SFF, FHF, FFG]}, {desc: [SFH, FFF, HFG]}, {desc: [SFF, HFF, FFG]}, {desc: [SHF, FFF, FFG]}]}}"""
+HISTORIES = f"--data.root lakes --data.env '{LAKES}' --data.demonstrator null --data.length 40 --model.policy.head null"
 # system -> commands on own data, then those that fine-tune what came out
 REHEARSALS = {
     "hifigan": (
@@ -28,7 +31,7 @@ REHEARSALS = {
     ),
     "audiosr": (
         ["zoo fit audiosr/smoke_vae --data.root wavs --trainer.default_root_dir first"],
-        ["zoo fit audiosr/smoke_vae --init_from first --data.root wavs --model.optimizer.lr 1e-4"],
+        ["zoo fit audiosr/smoke_vae --init_from first --data.root wavs --model.optimizer_g.lr 1e-4"],
     ),
     "flow": (
         ["zoo fit flow/smoke --data.root pics --model.net.num_classes 3 --trainer.default_root_dir first"],
@@ -39,10 +42,10 @@ REHEARSALS = {
     ),
     "compressed_ad": (
         [
-            "zoo collect histories --env FrozenLake-v1 --episodes 4 --streams 4",
-            "zoo fit compressed_ad/smoke_spaces --data.root histories --trainer.default_root_dir first",
+            f"zoo collect lakes --env '{LAKES}' --algorithm q_learning --steps 60 --streams 4 --train_share 0.75",
+            f"zoo fit compressed_ad/smoke_spaces {HISTORIES} --trainer.default_root_dir first",
         ],
-        ["zoo fit compressed_ad/smoke_spaces --init_from first --data.root histories"],
+        [f"zoo fit compressed_ad/smoke_spaces --init_from first {HISTORIES}"],
     ),
     "ci_llm": (
         ["zoo fit ci_llm/smoke --data.root qa.jsonl --trainer.default_root_dir first"],
@@ -54,7 +57,7 @@ REHEARSALS = {
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     generator = np.random.default_rng(0)
-    for number in range(6):
+    for number in range(12):
         path = tmp_path / "wavs" / f"speaker{number % 2}" / f"{number}.wav"
         path.parent.mkdir(parents=True, exist_ok=True)
         tone = 0.3 * np.sin(np.arange(33075) * 2 * np.pi * (200 + 40 * number) / 22050)

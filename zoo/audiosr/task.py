@@ -114,10 +114,7 @@ def train_only(net: Denoiser, trains: Mode | Sequence[str]) -> dict[str, int]:
 
 
 def check_components(
-    net: Denoiser,
-    autoencoder: FrozenAutoencoder,
-    features: MelFeatures,
-    vocoder: FrozenVocoder | None,
+    net: Denoiser, autoencoder: FrozenAutoencoder, features: MelFeatures, vocoder: FrozenVocoder | None
 ) -> None:
     """Compare the sizes of a diffusion's components; ValueError where they do not fit."""
     latents = autoencoder.latent_channels
@@ -215,8 +212,8 @@ class DiffusionTask(SingleOptimizerTask):
         self.restore_items = validation.restore_items
         self.validation_sampler = validation.sampler or restore.sampler
         self.compile_options = compile_options
-        for group, size in train_only(net, trains).items():
-            log.info("trains: %s (%d weights)", group, size)
+        sizes = train_only(net, trains)
+        log.info("trains: %s", ", ".join(f"{group} ({size:,} weights)" for group, size in sizes.items()))
         self._frozen_modules = [module for module in net.modules() if not module.training]
         self._replicas: list[nn.Module] = []  # a list keeps it out of the state dict
 
