@@ -61,7 +61,7 @@ class PairShards:
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:
-    """Read what a folder of pairs says of itself, and the settings of the teacher; `classes` is None when not known."""
+    """Read the description of a folder of pairs and the settings of its teacher; `classes` may be None."""
     path = folder / META_NAME
     if not path.is_file():
         raise FileNotFoundError(f"{folder} has no {META_NAME}: it is no folder of pairs, or make-pairs did not begin")
