@@ -7,7 +7,14 @@ import pytest
 import torch
 
 from tests.conftest import reference_folder
-from zoo.training.schedules import LrScaling, StageCosine, WarmupConstant, WarmupCosine, WarmupLinear
+from zoo.training.schedules import (
+    LrScaling,
+    StageCosine,
+    WarmupConstant,
+    WarmupCosine,
+    WarmupLinear,
+    set_total_steps,
+)
 from zoo.training.task import SingleOptimizerTask
 
 
@@ -111,3 +118,14 @@ def test_task_scales_before_its_schedule_begins():
     task.weight = torch.nn.Parameter(torch.zeros(1))
     task._trainer = make_trainer(8, 2)
     assert task.configure_optimizers()["lr_scheduler"]["scheduler"].base_lrs == [2.0]
+
+
+@pytest.mark.parametrize("schedule", [WarmupLinear, WarmupCosine])
+def test_a_warmup_below_one_is_a_share_of_the_steps(schedule):
+    rates = []
+    for warmup, total in ((3, 30), (0.1, 30), (3, None), (0.1, None)):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        made = schedule(optimizer, warmup, total)
+        set_total_steps(made, SimpleNamespace(max_steps=30))
+        rates.append([optimizer.param_groups[0]["lr"], *(made.factor(step) for step in range(31))])
+    assert rates[0] == rates[1] == rates[2] == rates[3] and rates[0][0] == 1 / 4
