@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,20 +10,21 @@ from statistics import fmean
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from zoo.common.configs import load_yaml
 from zoo.flow.data import points
 from zoo.flow.evaluation.comparison import METRICS, Comparison
-from zoo.flow.evaluation.controls import control_sets, matching_labels
 from zoo.flow.evaluation.digits_classifier import train_digits_classifier
 from zoo.flow.evaluation.metrics import chamfer
 from zoo.flow.evaluation.references import REFERENCE_SEED
-from zoo.flow.evaluation.samples import SampleSet, read_digits
+from zoo.flow.evaluation.samples import SampleSet, matching_labels, read_digits
 from zoo.flow.inference.requests import load_sampler, sample_requests
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.solvers import Solver
 from zoo.runs.run_folder import find_config
+from zoo.training.resume import item_seed
 
 SAMPLES, FEW_SAMPLES = 900, 150  # few of them are quick
 DRAWS = 3  # of so many samples
@@ -52,9 +54,8 @@ class Digits:
         """Figures of the controls, and of as many real training images as there are samples: the floor."""
         assert self.train.labels is not None
         figures = {}
-        for name, (images, labels) in control_sets(self.train.images(), self.train.labels, self.labels).items():
-            if name != "train":
-                figures[name] = self.comparison(images, labels)
+        for name, images in control_sets(self.train.images(), self.train.labels, self.labels).items():
+            figures[name] = self.comparison(images, sorted(self.labels))
         return {"real": self.floor(), **figures}
 
     def held_out_accuracy(self) -> float:
@@ -161,6 +162,50 @@ def measure_swissroll(assigned: Path, transport: Path, distilled: Path, quick: b
             raise ValueError(f"{run} makes samples of shape {tuple(sampler.net.sample_shape)}, expected points")
         figures[f"{name}: Chamfer"] = chamfer(sampler.sample(None, sample_requests(count, 0, 0, None, EPOCH)[1]), real)
     return figures
+
+
+def class_means(images: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """The mean of images (N, C, H, W), `count` times."""
+    return images.mean(dim=0, keepdim=True).repeat(count, 1, 1, 1)
+
+
+def gaussian(images: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Draws from the Gaussian with mean and full (unbiased) covariance of images (N, C, H, W), in float64 inside.
+
+    Mixing the centred images by normal numbers gives this covariance without ever forming it. Values may leave [-1, 1].
+    """
+    if len(images) < 2:
+        raise ValueError(f"a covariance needs at least 2 images of a class, found {len(images)}")
+    flat = images.flatten(1).double()
+    mean = flat.mean(dim=0)
+    weights = torch.randn(count, len(flat), generator=generator, dtype=torch.float64) / (len(flat) - 1) ** 0.5
+    return (mean + weights @ (flat - mean)).float().reshape(count, *images.shape[1:])
+
+
+def copies(images: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Images of (N, C, H, W) drawn with replacement."""
+    return images[torch.randint(len(images), (count,), generator=generator)]
+
+
+CONTROL_SETS = {"copier": copies, "gaussian": gaussian, "class means": class_means}
+
+
+def control_sets(images: Tensor, labels: Sequence[int], target_labels: Sequence[int]) -> dict[str, Tensor]:
+    """Images (N, C, H, W) of all controls by name, as many of each label as there are targets, sorted by label.
+
+    A generator must beat a Gaussian and a mean of each class; copies of training images are what a nearest-neighbour
+    check must find out.
+    """
+    classes, counts = torch.tensor(list(labels)), Counter(target_labels)
+    made = {}
+    for number, (name, make) in enumerate(CONTROL_SETS.items()):
+        made[name] = torch.cat(
+            [
+                make(images[classes == label], count, torch.Generator().manual_seed(item_seed(0, number, label)))
+                for label, count in sorted(counts.items())
+            ]
+        )
+    return made
 
 
 def _mean(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from zoo.ci_llm.data.tokenizers import ByteTokenizer
 from zoo.ci_llm.losses.diversity import Diversity
 from zoo.ci_llm.losses.likelihood import losses
 from zoo.ci_llm.losses.objective import CrowdObjective
+from zoo.training.callbacks.checkpoint_contents import CheckpointContents
 
 LAMBDA = 0.5
 
@@ -148,7 +149,7 @@ def test_scores_are_means_over_tokens_whatever_the_batches(monkeypatch):
 
 def test_only_adapters_train_and_are_saved(tmp_path):
     made = task(optimizer=torch.optim.AdamW)
-    run = trainer(tmp_path, max_steps=1)
+    run = trainer(tmp_path, max_steps=1, callbacks=[CheckpointContents()])
     before = {key: value.clone() for key, value in made.crowd.backbone.state_dict().items()}
     run.fit(made, loader([texts()]))
     run.save_checkpoint(tmp_path / "a.ckpt", weights_only=False)

@@ -39,6 +39,12 @@ def test_builds_trains_and_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert all(torch.equal(*pair) for pair in zip(task.parameters(), again.parameters(), strict=True))
 
 
+def test_null_replaces_an_object_of_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, data, _ = zoo.build("miipher/smoke_adapter", ["data.degradation.degrader=null"])
+    assert data.degrader is None
+
+
 @pytest.mark.parametrize(
     ("recipe", "overrides", "message"),
     [

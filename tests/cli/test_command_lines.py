@@ -273,3 +273,10 @@ def test_mistyped_monitor_is_named_before_the_first_step(tmp_path):
     assert done.returncode != 0
     assert "checkpoints.monitor: no validation gives val/los: did you mean val/loss?" in done.stderr
     assert not list(tmp_path.rglob("*.ckpt"))
+
+
+def test_start_that_fails_in_setup_leaves_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "hifigan/smoke", "--data.split.items", "0", "--data.corpus.cache", "cache"]) == 1
+    assert "data.split.items is 0 for 12 clips" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zoo.common.atomic_files import extract_archive
+from zoo.common.foreign_files import extract_archive
 
 CONTENT = {"a.wav": b"one" * 1000, "deep/er/b.wav": bytes(range(256)) * 40}
 

@@ -5,9 +5,9 @@ import yaml
 from omegaconf.basecontainer import BaseContainer
 
 from tests.harness import REPOSITORY
-from zoo.common import journal
+from zoo.common import foreign_files
 from zoo.common.configs import check_config_paths, load_run_config, load_yaml, restrict_resolvers
-from zoo.common.journal import load_json, read_lines
+from zoo.common.foreign_files import load_json, read_lines
 
 
 def test_one_resolver_remains() -> None:
@@ -137,7 +137,7 @@ def test_json(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in ("[" * 200_000, "{"):
         with pytest.raises(ValueError):
             load_json(text)
-    monkeypatch.setattr(journal, "MAX_JSON", 5)
+    monkeypatch.setattr(foreign_files, "MAX_JSON", 5)
     with pytest.raises(ValueError, match="at most 5"):
         load_json("[1, 2]")
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from zoo.audio.parallel import map_in_processes
 from zoo.common.journal import Journal, begin_output, pending_items
-from zoo.common.parallel import map_in_processes
 
 
 def test_a_torn_row_is_left_out_and_the_last_of_a_key_counts(tmp_path):

@@ -106,6 +106,7 @@ def test_finished_run_resumed_as_it_was_changes_no_weight(tmp_path, monkeypatch)
     [
         (["--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.1"], "no SGD"),
         (["--model.scheduler=null"], "schedules"),
+        (["--model.net.start=1"], "init_args.start is 0.0 in the checkpoint and 1.0 in the config"),
     ],
 )
 def test_refused_resume_changes_no_file(options, named, tmp_path, monkeypatch, capsys):

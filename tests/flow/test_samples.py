@@ -23,8 +23,8 @@ from zoo.flow.process.paths import ConditionalOT
 from zoo.flow.process.solvers import Solver
 from zoo.flow.process.time_samplers import UniformTimes
 from zoo.flow.task import FlowTask
+from zoo.training.callbacks.rng import RNGState
 from zoo.training.callbacks.samples import Samples
-from zoo.training.resume import RNGState
 
 PICTURES = ["val_samples.png", "val_trajectory.png"]
 
@@ -78,16 +78,9 @@ def test_images_by_class_and_guidance_with_their_way(tmp_path: Path, caplog: pyt
 def test_without_classes_in_odd_colours_and_more_items_than_data(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (12, 6, 6, 3), np.uint8)
     for number, image in enumerate(pixels):
-        rendering.write_png(tmp_path / "set" / "only" / f"{number:02d}.png", image)
-    data = digits(
-        root=str(tmp_path / "set"),
-        image_resolution=6,
-        channels=3,
-        val_every=12,
-        batch_size=5,
-        max_per_class=0,
-        cache=None,
-    )
+        rendering.write_png(tmp_path / "set" / f"{number:02d}.png", image)
+    options = {"image_resolution": 6, "channels": 3, "val_every": 12, "batch_size": 5, "max_per_class": 0}
+    data = digits(root=str(tmp_path / "set"), cache=None, **options)
     result = fit(images(0, 6, 3), data, tmp_path / "run", items=15)
     assert len(data.val_set) == 1 and result == [PICTURES, ["val_animation.gif", *PICTURES]]
     assert size(tmp_path / "run" / "media" / "step_00000001" / "val_samples.png") == (15 * 50, 2 * (12 + 50))

@@ -97,7 +97,10 @@ def test_what_contradicts_itself_is_named() -> None:
         build(Spy(), prediction="score")
     task = build(Spy())
     task._trainer = SimpleNamespace(datamodule=SimpleNamespace(classes=["a", "b"]))
-    with pytest.raises(ValueError, match="num_classes is 3, the data has 2 classes: a, b"):
+    with pytest.raises(ValueError, match=r"num_classes is 3, the data has 2 classes \(a, b\): set .* to 2"):
+        task.setup("fit")
+    task._trainer.datamodule.classes = []
+    with pytest.raises(ValueError, match=r"no classes: set model.net.num_classes to 0, model.label_drop to 0"):
         task.setup("fit")
 
 

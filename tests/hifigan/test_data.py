@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.audio import EmbeddedCorpus
 from zoo.audio.corpora.corpus import CorpusOptions, corpus_files
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
@@ -161,15 +160,6 @@ def test_features_must_fit_the_net(tmp_path: Path) -> None:
                 data(tmp_path / "c", tmp_path, tmp_path / "c", generator)
 
 
-def test_features_must_be_finite(tmp_path: Path) -> None:
-    write_speakers(tmp_path / "c")
-    write_features(tmp_path / "c", np.full((3, 16), np.nan, np.float32))
-    module = data(tmp_path / "c", tmp_path, tmp_path / "c")
-    for read in (lambda: module.train_set[0, 0], lambda: module.val_set[0]):
-        with pytest.raises(ValueError, match=r"\.npy: NaN or infinite"):
-            read()
-
-
 def test_clips_shorter_than_a_frame_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_speakers(tmp_path / "c")
     for name in ("a/0", "e/1"):
@@ -193,9 +183,3 @@ def test_missing_corpus(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=match):
             make()
-
-
-def test_embedded_corpus_reads_like_a_cache() -> None:
-    corpus = EmbeddedCorpus(2, RATE)
-    np.testing.assert_array_equal(corpus.read(0, 10, 5), corpus.read(0)[10:15])
-    assert corpus.lengths[0] == len(corpus.read(0))

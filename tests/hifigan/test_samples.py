@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 from matplotlib.image import imread
 
 from tests.harness import REPOSITORY, fingerprint, newest
@@ -37,29 +36,3 @@ def test_more_items_than_clips_at_the_first_and_last_validation_and_no_trace_in_
     assert fit(tmp_path / "off", *odd, "--samples.enabled", "false") == []
     on, off = (fingerprint(newest(tmp_path / name)) for name in ("on", "off"))
     assert on == off
-
-
-@pytest.mark.parametrize("items", [0, 4])
-def test_one_clip_of_features_made_elsewhere(tmp_path, items):
-    generator = np.random.default_rng(0)
-    lengths = EmbeddedCorpus(12, RATE).lengths
-    for index, length in enumerate(lengths):
-        features = generator.standard_normal((40, int(length) // 256), dtype=np.float32)
-        np.save(tmp_path / f"embedded{index:04d}.npy", features)
-    options = ["--data.init_args.features.folder", str(tmp_path), "--data.init_args.split.items", "1"]
-    options += ["--model.init_args.mel", "null", "--model.init_args.media_items", str(items)]
-    assert fit(tmp_path / "run", *options, "--samples.every_n_validations", "1") == [
-        name for step in (1, 2, 3) for name in kinds(step, range(min(items, 1)))
-    ]
-
-
-def test_a_fault_in_drawing_ends_nothing(tmp_path, monkeypatch, caplog):
-    def fail(*args):
-        raise RuntimeError("no figure")
-
-    monkeypatch.setattr("zoo.training.callbacks.media.log_matrices", fail)
-    assert fit(tmp_path / "run", "--samples.every_n_validations", "1") == [
-        name for step in (1, 2, 3) for name in kinds(step, [0]) if name.endswith(".wav")
-    ]
-    assert newest(tmp_path / "run").name == "step_00000003.ckpt"
-    assert sum("no figure" in record.message for record in caplog.records) == 1

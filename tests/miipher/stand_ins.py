@@ -37,20 +37,14 @@ class LocalEncoder(nn.Module):
 
 
 class Framed(nn.Module):
-    """An encoder whose features are the samples themselves; levelled over what it sees when asked to."""
+    """An encoder whose features are the samples themselves."""
 
     sample_rate, hop_samples, dim = 16000, HOP, HOP
-
-    def __init__(self, levelled: bool = False) -> None:
-        super().__init__()
-        self.levelled = levelled
 
     def frames(self, samples: Any) -> Any:
         return -(-samples // HOP)
 
     def forward(self, waveform: Tensor, lengths: Tensor | None = None) -> Tensor:
-        if self.levelled:
-            waveform = 0.1 * waveform / waveform.std(dim=1, keepdim=True)
         return nn.functional.pad(waveform, (0, -waveform.shape[1] % HOP)).reshape(len(waveform), -1, HOP)
 
 
@@ -76,6 +70,6 @@ def restorer(**settings: Any) -> Restorer:
     return Restorer(LocalEncoder(), vocoder(), 8000, RestoreOptions(**settings)).eval()
 
 
-def copier(levelled: bool = False, **settings: Any) -> Restorer:
+def copier(**settings: Any) -> Restorer:
     """A restorer that gives back what it takes, at 16 kHz."""
-    return Restorer(Framed(levelled), Unframed(), 16000, RestoreOptions(**settings))  # type: ignore[arg-type]
+    return Restorer(Framed(), Unframed(), 16000, RestoreOptions(**settings))  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from zoo.cli.main import main
 from zoo.runs import frozen, pretrained_files
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.load import load
+from zoo.training.callbacks.checkpoint_contents import CheckpointContents
 from zoo.training.callbacks.ema import EMA
 
 PART = "--model.init_args.net.init_args.backbone.init_args"
@@ -125,7 +126,8 @@ def test_stays_in_evaluation_mode_through_fit_and_validation(tmp_path: Path) -> 
         modes, ema = Modes(), EMA(["net"])
         trainer = L.Trainer(
             max_steps=6, val_check_interval=2, accelerator="cpu", logger=False, enable_checkpointing=False,
-            enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path, callbacks=[modes, ema],
+            enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+            callbacks=[modes, ema, CheckpointContents()],
         )  # fmt: skip
         trainer.fit(task, PairData())
         task.train()
@@ -149,7 +151,9 @@ def test_weights_that_train_and_are_not_saved_are_refused(tmp_path: Path) -> Non
     task.net.backbone.frozen_state = task.net.backbone.state_dict
     task.net.backbone.weight.requires_grad_(True)
     with pytest.raises(ValueError, match=r"net\.backbone\.weight is trained"):
-        L.Trainer(max_steps=1, accelerator="cpu", logger=False, default_root_dir=tmp_path).fit(task, PairData())
+        L.Trainer(
+            max_steps=1, accelerator="cpu", logger=False, default_root_dir=tmp_path, callbacks=[CheckpointContents()]
+        ).fit(task, PairData())
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true"])

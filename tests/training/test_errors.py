@@ -7,9 +7,7 @@ from zoo.training.errors import ConnectionLostError, explain_error
 
 CONFIG = {
     "data": {"init_args": {"batch_size": 16}},
-    "model": {
-        "init_args": {"step": {"accumulate": 1}, "backbone": {"init_args": {"gradient_checkpointing": False}}},
-    },
+    "model": {"init_args": {"step": {"accumulate": 1}, "backbone": {"init_args": {"gradient_checkpointing": False}}}},
     "trainer": {"precision": "32-true", "accumulate_grad_batches": 1},
 }
 
@@ -18,10 +16,7 @@ CONFIG = {
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
-        RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA"),
-        RuntimeError("MPS backend out of memory (MPS allocated: 18.13 GB)"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried 1"),
-        MemoryError(),
     ],
 )
 def test_out_of_memory_names_keys_and_values(error):
@@ -38,12 +33,6 @@ def test_out_of_memory_names_keys_and_values(error):
     assert "precision" not in str(explain_error(error, CONFIG | {"trainer": {"precision": "bf16-mixed"}}))
 
 
-def test_real_allocation_failure_is_recognised():
-    with pytest.raises(RuntimeError) as caught:
-        torch.empty(1 << 60, dtype=torch.uint8)
-    assert "the machine" in str(explain_error(caught.value, {}))
-
-
 FULL = OSError(errno.ENOSPC, "No space left on device", "runs/x.ckpt")
 CHAIN = ValueError("saving failed")
 CHAIN.__cause__ = FULL
@@ -57,8 +46,6 @@ CHAIN.__cause__ = FULL
         (RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0"), "disk full"),
         (RuntimeError("[enforce fail at inline_container.cc:145] . PytorchStreamReader failed locating file"), None),
         (ModuleNotFoundError("No module named 'h5py'", name="h5py"), "zoo[rl]"),
-        (ModuleNotFoundError("No module named 'mine'", name="mine"), None),
-        (ValueError("wrong"), None),
         (RuntimeError("size mismatch"), None),
     ],
 )
@@ -71,9 +58,7 @@ def test_causes_are_explained_and_other_errors_are_not(error, part):
     ("error", "lost"),
     [
         (RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection reset by peer"), True),
-        (RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv"), True),
         (torch.distributed.DistBackendError("NCCL communicator was aborted on rank 1"), True),
-        (RuntimeError("gloo: tensors must have the same size"), False),
         (ConnectionResetError("Connection reset by peer"), False),
     ],
 )

@@ -27,8 +27,5 @@ def test_globs_and_whole_names():
     assert trained(module) == ["encoder.0.weight", "head.0.weight", "head.1.weight"]
     assert not module["encoder2"].training
     assert module["head"].training and module["head"][1].training
-
-
-def test_a_group_that_names_nothing_is_refused():
     with pytest.raises(ValueError, match=r"group .decoder. matches no .*: encoder, encoder2, head"):
         freeze(net(), ["encoder", "decoder"])

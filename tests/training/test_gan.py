@@ -12,15 +12,8 @@ from zoo.training.gan import GANStep, GANTask, split_batch
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
 ADAM = functools.partial(torch.optim.AdamW, lr=1e-2, betas=(0.8, 0.99))
-WEIGHTS = {
-    "d/one": 1.0,
-    "d/two": 0.5,
-    "g/adv_one": 1.0,
-    "g/adv_two": 0.5,
-    "g/fm_one": 2.0,
-    "g/fm_two": 1.0,
-    "g/l1": 4.0,
-}
+WEIGHTS = {"d/one": 1.0, "g/adv_one": 1.0, "g/fm_one": 2.0, "d/two": 0.5, "g/adv_two": 0.5, "g/fm_two": 1.0}
+WEIGHTS["g/l1"] = 4.0
 
 
 class Toy(Discriminator):
@@ -120,14 +113,6 @@ def test_weight_zero_skips_the_computation_and_the_log():
     assert list(task.logs[0]) == ["d/one", "grad_norm_d", "g/adv_one", "g/l1", "g/total", "grad_norm_g"]
 
 
-def test_logged_terms_are_unweighted_and_total_is_their_weighted_sum():
-    task = Task()
-    trainer = fit(task, max_steps=1, log_every_n_steps=1)
-    logs = task.logs[0]
-    assert logs["g/total"] == pytest.approx(sum(WEIGHTS[key] * logs[key] for key in WEIGHTS if key.startswith("g/")))
-    assert float(trainer.callback_metrics["train/g/l1"]) == pytest.approx(logs["g/l1"])
-
-
 class TwoTerms(Task):
     def reconstruction(self, fake, real, batch):
         return {**super().reconstruction(fake, real, batch), "g/l2": (fake - real).square().mean()}
@@ -138,16 +123,12 @@ class TwoTerms(Task):
     [
         (lambda: Task(loss_weights={k: v for k, v in WEIGHTS.items() if k != "g/fm_two"}), "g/fm_two"),
         (lambda: Task(loss_weights=WEIGHTS | {"d/three": 1.0}), "d/three"),
-        (lambda: Task(loss_weights=WEIGHTS | {"g/adv_three": 1.0}), "g/adv_three"),
         (lambda: Task(loss_weights=WEIGHTS | {"g/mel": 1.0}), "g/mel"),
         (TwoTerms, "g/l2"),
         (lambda: Task(scheduler_interval="batch"), "scheduler_interval"),
         (lambda: GANStep(accumulate=0), "accumulate"),
-        (lambda: GANStep(discriminator_start=-1), "discriminator_start"),
-        (lambda: GANStep(adversarial="wasserstein"), "adversarial"),
         (lambda: Task(step=GANStep(discriminator_start=3), loss_weights=WEIGHTS | {"g/l1": 0}), "discriminator_start"),
         (lambda: GANTask(nn.Linear(1, 1), {"generator": Toy(1)}, SGD, SGD, {}), "'generator'"),
-        (lambda: GANTask(nn.Linear(1, 1), {"a.b": Toy(1)}, SGD, SGD, {}), "'a.b'"),
         (lambda: split_batch({"names": ["a"]}, 2), "accumulate"),
     ],
 )
@@ -239,17 +220,6 @@ def test_fp16_overflow_of_the_discriminator_leaves_the_generators_scale():
     assert (plugin.scaler.get_scale(), task._scaler_d.get_scale()) == (128.0, 64.0)
     after = weights(task)
     assert all(torch.equal(after[k], before[k]) != k.startswith("generator") for k in after)
-
-
-def test_resume_is_exact_at_the_end_of_an_epoch(tmp_path):
-    decay = functools.partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
-    build = functools.partial(Task, optimizer=ADAM, scheduler_g=decay, scheduler_d=decay)
-    complete, first, second = build(), build(), build()
-    fit(complete, max_epochs=2)
-    fit(first, max_epochs=1).save_checkpoint(tmp_path / "a.ckpt")
-    torch.load(tmp_path / "a.ckpt", weights_only=True)
-    fit(second, max_epochs=2, ckpt_path=tmp_path / "a.ckpt")
-    assert gap(weights(complete), weights(second)) == 0
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from zoo.common import registry
-from zoo.training.schedules import use_fused_adam
+from zoo.training.optimizers import use_fused_adam
 from zoo.training.task import WeightedMeans, ZooTask, compile_module
 
 # options whose defaults differ

@@ -34,6 +34,19 @@ def select(page: Any, *names: str) -> None:
         page.get_by_text(re.compile("selected$")).first.wait_for()
 
 
+def compare(page: Any) -> None:
+    select(page, HOSTILE, BROKEN)  # a run without a config cannot be compared; another choice can
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_text("neither a run").first.wait_for()
+    select(page, BROKEN, SECOND)
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_role("region", name="Report of compare").get_by_text("987").wait_for()
+    check_layout(page, "compared")
+    page.get_by_role("button", name="Curves in Watch").click()
+    page.get_by_role("heading", name="Watch").wait_for()
+    page.get_by_role("tab", name="Runs").click()
+
+
 def test_runs_are_opened_compared_and_deleted(server: Server, browser: Any) -> None:
     runs = fill(server)
     problems: list[str] = []
@@ -57,6 +70,10 @@ def test_runs_are_opened_compared_and_deleted(server: Server, browser: Any) -> N
     assert page.get_by_label("Label", exact=True).input_value() == "not saved"
     page.get_by_role("region", name="Report of inspect").get_by_text("zoo.flow.FlowTask").wait_for()
     page.get_by_role("button", name="Export").click()
+    page.locator(".zoo-run").get_by_role("button", name="Delete").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    page.get_by_text("is being exported").wait_for()
+    page.get_by_role("button", name="Close").click()
     page.get_by_text("zoo export succeeded").wait_for()
     (exported,) = (runs / FIRST / "exports").iterdir()
     assert list(exported.glob("*.safetensors"))
@@ -68,16 +85,7 @@ def test_runs_are_opened_compared_and_deleted(server: Server, browser: Any) -> N
     page.get_by_text("zoo inspect failed").wait_for()
     page.get_by_role("button", name="All runs").first.click()
 
-    select(page, HOSTILE, BROKEN)  # a run without a config cannot be compared; another choice can
-    page.get_by_role("button", name="Compare").click()
-    page.get_by_text("neither a run").first.wait_for()
-    select(page, BROKEN, SECOND)
-    page.get_by_role("button", name="Compare").click()
-    page.get_by_role("region", name="Report of compare").get_by_text("987").wait_for()
-    check_layout(page, "compared")
-    page.get_by_role("button", name="Curves in Watch").click()
-    page.get_by_role("heading", name="Watch").wait_for()
-    page.get_by_role("tab", name="Runs").click()
+    compare(page)
 
     page.get_by_role("button", name=HOSTILE, exact=True).click()
     page.locator(".zoo-run").get_by_role("button", name="Delete").click()

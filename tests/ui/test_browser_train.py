@@ -74,7 +74,7 @@ def test_a_recipe_is_edited_started_and_stopped(server: Server, browser: Any) ->
     keys = page.get_by_label("Search keys and values")
     keys.fill("wandb.proj")
     page.get_by_role("option", name="wandb.project: zoo").click()
-    page.get_by_label("Value (YAML)").fill("trainer")  # a text that is the name of a folder, and no path
+    page.get_by_label("wandb.project (YAML)").fill("trainer")  # the name of a folder, and no path
     keys.fill("model.loss_weights.g/mel=30")
     page.keyboard.press("Enter")
     page.locator(".train-differences").get_by_text("g/mel").wait_for()

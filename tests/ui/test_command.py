@@ -23,7 +23,6 @@ def test_without_the_extra_one_line_names_it(monkeypatch: pytest.MonkeyPatch, ca
         ({"port": 70000}, "port"),
         ({"max_upload_mib": 0}, "max_upload_mib"),
         ({"trainings_at_once": 0}, "trainings_at_once"),
-        ({"token_env": "ZOO_NO_SUCH"}, "ZOO_NO_SUCH"),
         ({"token_env": "ZOO_QUERY"}, "letters, digits"),
     ],
 )

@@ -18,7 +18,6 @@ def test_names_outside_are_refused(tmp_path: Path, name: str) -> None:
     (root / "loop").symlink_to(root / "loop")
     with pytest.raises(ValueError, match="is not below"):
         resolve_below(root, name)
-    assert resolve_below(root, "a/b..c/d") == root / "a/b..c/d"
 
 
 def test_what_the_page_offers_is_found_by_name(folders: Folders) -> None:

@@ -30,7 +30,6 @@ def states(index: RunIndex) -> dict[str, str]:
     ("rows", "record", "state"),
     [
         (4, None, "stopped"),
-        (10, {"exit_code": 0}, "stopped"),
         (4, {}, "running"),
         (4, {"stopping": True}, "stopping"),
         (4, {"exit_code": 1}, "failed"),

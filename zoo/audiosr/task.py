@@ -114,10 +114,7 @@ def train_only(net: Denoiser, trains: Mode | Sequence[str]) -> dict[str, int]:
 
 
 def check_components(
-    net: Denoiser,
-    autoencoder: FrozenAutoencoder,
-    features: MelFeatures,
-    vocoder: FrozenVocoder | None,
+    net: Denoiser, autoencoder: FrozenAutoencoder, features: MelFeatures, vocoder: FrozenVocoder | None
 ) -> None:
     """Compare the sizes of a diffusion's components; ValueError where they do not fit."""
     latents = autoencoder.latent_channels
@@ -215,8 +212,8 @@ class DiffusionTask(SingleOptimizerTask):
         self.restore_items = validation.restore_items
         self.validation_sampler = validation.sampler or restore.sampler
         self.compile_options = compile_options
-        for group, size in train_only(net, trains).items():
-            log.info("trains: %s (%d weights)", group, size)
+        sizes = train_only(net, trains)
+        log.info("trains: %s", ", ".join(f"{group} ({size:,} weights)" for group, size in sizes.items()))
         self._frozen_modules = [module for module in net.modules() if not module.training]
         self._replicas: list[nn.Module] = []  # a list keeps it out of the state dict
 
@@ -294,8 +291,8 @@ class DiffusionTask(SingleOptimizerTask):
         high, low = (batch[key][0, 0].float().cpu() for key in ("high", "low"))
         cutoff_hz = float(batch["cutoff_hz"][0])
         signals, values = restorer.compare(high, low, cutoff_hz)
-        if self.should_log_media(stage, batch_idx):
-            self.log_media(lambda: self._log_signals(f"clip{batch_idx}", signals, restorer.plot(signals, cutoff_hz)))
+        name = f"clip{batch_idx}"
+        self.log_media(stage, batch_idx, lambda: self._log_signals(name, signals, restorer.plot(signals, cutoff_hz)))
         return values
 
     def _log_signals(self, name: str, signals: Mapping[str, Tensor], spectra: Any) -> None:

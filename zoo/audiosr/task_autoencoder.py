@@ -61,9 +61,8 @@ class _Stage(ZooTask):
         mean = posterior_mean(moments)
         decoded = self.autoencoder.decode(mean).float()
         terms = self._terms(AutoencoderStep(mel, decoded, moments))
-        if self.should_log_media(stage, batch_idx):
-            mels = {"target": mel[0, 0].T, "decoded": decoded[0, 0].T}
-            self.log_media(lambda: self.write_media("matrices", f"clip{batch_idx}_mel", mels))
+        mels = {"target": mel[0, 0].T, "decoded": decoded[0, 0].T}
+        self.log_media(stage, batch_idx, lambda: self.write_media("matrices", f"clip{batch_idx}_mel", mels))
         values = {
             "l1": functional.l1_loss(decoded, mel),
             "l2": functional.mse_loss(decoded, mel),

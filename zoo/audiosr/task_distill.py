@@ -18,6 +18,7 @@ from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenDenoiser
 from zoo.audiosr.options import DEFAULT_RESTORE, RestoreOptions
 from zoo.audiosr.samplers import DDIM, conditional_predictor, time_grid
 from zoo.audiosr.task import DEFAULT_CONDITION, Batch, ConditionOptions, DiffusionTask
+from zoo.common.build import check_state_dict
 from zoo.common.checks import check_at_least, check_within
 from zoo.training.task import OptimizerCallable
 
@@ -214,16 +215,7 @@ def _check_teacher(
             f"restore.guidance_scale is {guidance_scale:g}; expected 1, as the student has its guidance in the "
             "weights: teacher_guidance sets it"
         )
-    student_shapes, teacher_shapes = (
-        {name: tuple(each.shape) for name, each in one.state_dict().items()} for one in (net, teacher.net)
-    )
-    if student_shapes != teacher_shapes:
-        names = [*teacher_shapes, *student_shapes]
-        name = next(name for name in names if student_shapes.get(name) != teacher_shapes.get(name))
-        raise ValueError(
-            f"the student differs from its teacher: {name} is {student_shapes.get(name, 'missing')}, the teacher's is "
-            f"{teacher_shapes.get(name, 'missing')}; give net the arguments of the teacher's recipe"
-        )
+    check_state_dict(net, teacher.net.state_dict(), "the teacher", "net, which needs the arguments of the teacher's")
     trained = teacher.trained_on
     if trained is not None and trained != autoencoder.fingerprint():
         raise ValueError(

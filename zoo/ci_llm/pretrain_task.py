@@ -18,7 +18,7 @@ from zoo.ci_llm.nets.backbone import Backbone, LearningBackbone, positions
 from zoo.ci_llm.validation_texts import write_answers
 from zoo.common.atomic_files import replace_atomically
 from zoo.runs.run_folder import run_folder
-from zoo.training.schedules import LrScaling
+from zoo.training.optimizers import LrScaling
 from zoo.training.strategies.sharding import gather_weights
 from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask
 

@@ -21,7 +21,7 @@ from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
 from zoo.ci_llm.validation_texts import write_answers
 from zoo.common.checks import check_one_of
-from zoo.training.schedules import LrScaling
+from zoo.training.optimizers import LrScaling
 from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask, WeightedMeans
 
 MAX_SCORED_VALUES = 2**26  # logits that are scored at once

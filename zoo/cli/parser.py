@@ -71,6 +71,8 @@ def _allow_paths(paths: tuple[str, ...]) -> None:
 
 
 def _load_value(text: str) -> Any:
+    if text == "None":  # jsonargparse writes null so for the parser of a nested dataclass
+        return None
     value = load_yaml(text)
     if isinstance(value, dict) and value and all(each is None for each in value.values()):
         return text  # "{a, b}" and "a:" are words

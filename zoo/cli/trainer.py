@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,10 @@ from zoo.cli.parser import (
 )
 from zoo.cli.recipes import GROUPS, WrongNameError, compose_arguments, config_files, iterate_keys
 from zoo.cli.resume import choose_run_folder, recipe_name, resolve_checkpoint
-from zoo.common.atomic_files import write_atomic
+from zoo.common.atomic_files import LOCK_NAME, write_atomic
 from zoo.common.configs import check_config_paths
-from zoo.common.locks import lock_folder
-from zoo.runs import frozen
+from zoo.common.locks import is_rank_zero, lock_folder
+from zoo.runs import frozen, frozen_files
 from zoo.runs import run_folder as runs
 from zoo.runs.checkpoints import load_checkpoint, parse_step
 from zoo.runs.hub.models import pin_revisions
@@ -45,14 +46,15 @@ from zoo.runs.metrics_csv import MetricsCSV
 from zoo.runs.model_description import describe_model
 from zoo.runs.run_info import RECIPE_MARK
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints, is_fast_dev_run
+from zoo.training.callbacks.checkpoint_contents import CheckpointContents, check_checkpoint
 from zoo.training.callbacks.loggers import LoggerName, RunInfoLogger, WandbSettings, make_loggers
 from zoo.training.callbacks.metrics import TrainingMetrics
 from zoo.training.callbacks.progress import ProgressBar
+from zoo.training.callbacks.rng import RNGState
 from zoo.training.callbacks.samples import Samples
 from zoo.training.callbacks.summary import RunSummary, print_summary
 from zoo.training.callbacks.train_log import TrainLog
 from zoo.training.errors import ConnectionLostError, explain_error
-from zoo.training.resume import RNGState
 from zoo.training.task import ZooTask
 
 DEFAULT_SEED = 1234
@@ -140,6 +142,7 @@ class ZooCLI(LightningCLI):
         self.lock_stack = lock_stack
         self.recipe = recipe_name(config_files(args))
         self.folder = Path()
+        self.is_new_folder = False
         self.checkpoint: Path | None = None
         super().__init__(
             ZooTask,
@@ -214,6 +217,7 @@ class ZooCLI(LightningCLI):
         if self.command == "fit" and self.checkpoint is None:  # the run's config says which commit it began with
             self.config["init_from"] = pin_revisions(self.config["init_from"])
         runs.refuse_links(self.folder)
+        self.is_new_folder = not self.folder.exists()
         if self.command == "fit" and self.lock_stack is not None:
             self.lock_stack.enter_context(lock_folder(self.folder, "fit"))
         self.config["trainer.default_root_dir"] = str(self.folder)
@@ -228,13 +232,13 @@ class ZooCLI(LightningCLI):
 
     def callbacks(self) -> list[Callback]:
         """Make the callbacks that no recipe names."""
-        bars: list[Callback] = []
+        callbacks: list[Callback] = [CheckpointContents()]
         if self.config["trainer.enable_progress_bar"] is not False:
-            bars.append(ProgressBar(**self.config["terminal"]))
+            callbacks.append(ProgressBar(**self.config["terminal"]))
         if self.command != "fit":
-            return bars
+            return callbacks
         logged, file = RunInfoLogger(self.recipe, self.config_text), ConfigFile(self.config_text)
-        return [*bars, RNGState(), logged, RunSummary(self.recipe), TrainLog(), TrainingMetrics(), file]
+        return [*callbacks, RNGState(), logged, RunSummary(self.recipe), TrainLog(), TrainingMetrics(), file]
 
     def instantiate_classes(self) -> None:
         """Build everything and describe the model's parts on it; frozen modules come from the run's own copies."""
@@ -243,14 +247,14 @@ class ZooCLI(LightningCLI):
         arguments, used = self._parsed["model"].get("init_args") or {}, {}
         if self.checkpoint is not None:
             recorded = load_checkpoint(self.checkpoint, mmap=True).get("frozen", {})
-            used = frozen.use_local_copies(
+            used = frozen_files.use_local_copies(
                 self.config["model"].get("init_args") or {}, recorded, self.checkpoint.parent
             )
         try:
             super().instantiate_classes()
         except Exception as error:  # a constructor may raise anything when its arguments make no sense
             raise explain_build(error) from error
-        frozen.restore_sources(frozen.frozen_modules({"": self.model}), arguments, used)
+        frozen_files.restore_sources(frozen.frozen_modules({"": self.model}), arguments, used)
         plain = yaml.safe_load(yaml.safe_dump(self.config["model"].as_dict()))
         self.model.specs = describe_model(self.model, plain["init_args"])
 
@@ -286,12 +290,16 @@ def run(command: str, args: list[str], source_run: Path | None = None) -> int:
         if command != "fit" and cli.checkpoint is None:
             raise ValueError(f"{command} needs --ckpt_path, a run or a checkpoint: a recipe has no trained weights")
         try:
+            if cli.checkpoint is not None:
+                check_checkpoint(cli.model, load_checkpoint(cli.checkpoint, mmap=True), resumes=command == "fit")
             if command == "fit":
                 fit(cli)
             else:
                 evaluate = getattr(cli.trainer, command)
                 evaluate(cli.model, cli.datamodule, ckpt_path=str(cli.checkpoint), weights_only=True)
         except Exception as error:
+            if command == "fit" and is_rank_zero():
+                remove_unstarted_run(cli)
             explained = explain_error(error, cli.config.as_dict())
             if not isinstance(explained, ConnectionLostError):  # else it would wait for the lost process
                 _leave_process_group()
@@ -312,6 +320,16 @@ def fit(cli: ZooCLI) -> None:
         if resumed is None:
             start_from_weights(cli)
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=resumed, weights_only=True)
+
+
+def remove_unstarted_run(cli: ZooCLI) -> None:
+    """Delete what a new run left that failed before its config was written; `lock_folder` removes the folder."""
+    if cli.is_new_folder and cli.folder.is_dir() and not (cli.folder / runs.CONFIG_NAME).exists():
+        for path in cli.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif not path.name.startswith(LOCK_NAME):
+                path.unlink()
 
 
 def start_from_weights(cli: ZooCLI) -> None:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import os
 import shutil
 import sys
-import tarfile
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -17,7 +13,6 @@ from typing import BinaryIO
 TEMPORARY_MARK = ".tmp-"
 LOCK_NAME = ".zoo.lock"  # of a folder that a command writes into
 REPLACED_MARK = ".replaced"
-ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".zip")
 
 
 def temporary_path(path: Path) -> Path:
@@ -126,49 +121,3 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def extract_archive(archive: Path, folder: Path) -> int:
-    """Extract the plain files of an archive below a folder, when all of it has been read; return their number.
-
-    Raises:
-        ValueError: the suffix is none of `ARCHIVE_SUFFIXES`, the archive is cut or corrupt, or a member lies elsewhere.
-    """
-    if not archive.name.endswith(ARCHIVE_SUFFIXES):
-        raise ValueError(f"{archive}: expected an archive ending in {', '.join(ARCHIVE_SUFFIXES)}")
-    temporary, count = temporary_path(folder / archive.name), 0
-    try:
-        if archive.suffix == ".zip":
-            with zipfile.ZipFile(archive) as members:
-                members.extractall(temporary)  # names that lead outside lose what leads there
-        else:
-            _extract_tar(archive, temporary)
-        for path in temporary.rglob("*"):
-            target = folder / path.relative_to(temporary)
-            is_resource_fork = "__MACOSX" in path.parts  # of the Finder
-            if path.is_file() and not path.is_symlink() and not is_resource_fork:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(path, target)
-                count += 1
-    except (EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{archive}: cut, damaged or no archive ({error}); get it again") from error
-    finally:
-        delete_path(temporary)
-    return count
-
-
-def _extract_tar(archive: Path, folder: Path) -> None:
-    """Extract the files of a tar archive; `tarfile`'s own filter needs Python 3.11.4."""
-    with tarfile.open(archive) as tar:
-        for member in tar:
-            path = (folder / member.name).resolve()
-            if not (member.isfile() or member.isdir()) or not path.is_relative_to(folder.resolve()):
-                raise ValueError(f"{archive}: {member.name} is a link, a device or lies outside; get it elsewhere")
-            if (content := tar.extractfile(member)) is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("wb") as file:
-                    shutil.copyfileobj(content, file)
-    with archive.open("rb") as file:  # cut between two files, it lacks only this
-        file.seek(-tarfile.BLOCKSIZE, os.SEEK_END)
-        if archive.suffix == ".tar" and any(file.read()):
-            raise tarfile.ReadError("no end of the archive")

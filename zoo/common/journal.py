@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -10,8 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from zoo.common.atomic_files import LOCK_NAME, TEMPORARY_MARK, delete_temporary_files, write_atomic
-
-MAX_JSON = 2**24  # characters, of which two can make an object of 64 bytes
 
 Item = TypeVar("Item")
 Row = dict[str, Any]
@@ -71,27 +68,6 @@ class Journal:
         """Replace the file."""
         content = b"".join(map(json_line, rows))
         write_atomic(self.path, lambda file: file.write(content))
-
-
-def load_json(text: str | bytes) -> Any:
-    """Read JSON; ValueError where it is none, too long or too deep."""
-    if len(text) > MAX_JSON:
-        raise ValueError(f"{len(text)} characters of JSON, at most {MAX_JSON} are read")
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("lists and tables nest too deeply") from error
-
-
-def read_lines(path: str | os.PathLike[str]) -> list[str]:
-    """Read the lines of a UTF-8 file without their ends, LF or CR LF alone; ValueError names one that is no UTF-8."""
-    content = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8)
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path}:{line}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
 def json_line(row: Any) -> bytes:

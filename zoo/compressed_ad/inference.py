@@ -13,7 +13,7 @@ from torch import Tensor
 
 from zoo.common.atomic_files import write_atomic
 from zoo.common.checks import check_at_least, check_one_of
-from zoo.common.journal import load_json
+from zoo.common.foreign_files import load_json
 from zoo.common.reports import encode_gif
 from zoo.compressed_ad.envs.base import Env, build_env
 from zoo.compressed_ad.envs.baselines import explorer_returns, oracle_return, random_return

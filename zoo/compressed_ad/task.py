@@ -18,8 +18,8 @@ from zoo.compressed_ad.nets.compression import FieldDecoder
 from zoo.compressed_ad.nets.policy import InContextPolicy, Output
 from zoo.compressed_ad.nets.steps import Steps
 from zoo.training.freezing import freeze
+from zoo.training.optimizers import LrScaling
 from zoo.training.resume import item_seed
-from zoo.training.schedules import LrScaling
 from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask
 
 PRETRAINED = ("compressor.", "decoder.", "embedding.context.", "embedding.norm.")

@@ -16,7 +16,7 @@ import zoo
 from zoo.common.build import build_with_weights
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.convert.tensor_names import State, add_prefix, select_prefix
-from zoo.runs import frozen
+from zoo.runs import frozen, frozen_files
 from zoo.runs.checkpoints import find_checkpoint, load_checkpoint, save_checkpoint
 from zoo.runs.components import is_export
 from zoo.runs.export import AUDIO_USAGE, write_export
@@ -205,7 +205,7 @@ class Converter(ABC, Generic[File]):
             records, left_out = frozen.frozen_records(modules), frozen.frozen_keys(modules)
             state = {key: value for key, value in state.items() if key not in left_out}
             target.parent.mkdir(parents=True, exist_ok=True)
-            frozen.save_copies(modules, records, target.parent)
+            frozen_files.save_copies(modules, records, target.parent)
             _write_checkpoint(target, specs, state, model, records)
             copies = {path: target.parent / str(record["folder"]) for path, record in records.items()}
             notes += [*self.notes_on_copies(copies), NO_TRAINING]

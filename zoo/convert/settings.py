@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import yaml
 
 from zoo.common.configs import load_yaml
-from zoo.common.journal import load_json
+from zoo.common.foreign_files import load_json
 
 Number = TypeVar("Number", int, float)
 

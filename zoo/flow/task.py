@@ -127,10 +127,12 @@ class FlowTask(SingleOptimizerTask):
         """Compare the data with the net and the coupling."""
         data = getattr(self.trainer, "datamodule", None)
         classes, shape = getattr(data, "classes", None), getattr(data, "sample_shape", None)
-        if classes and self.net.num_classes and len(classes) != self.net.num_classes:
+        if classes is not None and self.net.num_classes and len(classes) != self.net.num_classes:
+            names = f"{len(classes)} classes ({', '.join(classes[:12])})" if classes else "no classes"
+            more = "" if classes else ", model.label_drop to 0 and model.guidance to null"
             raise ValueError(
-                f"model.net.num_classes is {self.net.num_classes}, the data has {len(classes)} classes: "
-                f"{', '.join(classes[:12])}"
+                f"model.net.num_classes is {self.net.num_classes}, the data has {names}: "
+                f"set model.net.num_classes to {len(classes)}{more}"
             )
         if shape and tuple(shape) != tuple(self.net.sample_shape):
             raise ValueError(f"model.net makes samples of shape {tuple(self.net.sample_shape)}, the data has {shape}")

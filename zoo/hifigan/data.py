@@ -45,7 +45,7 @@ class ValidationSplit:
         train_list: files to train on: lines `id|anything` or paths below `root`, or JSONL with `path`; all when null.
             An entry is a path relative to `root`, with or without suffix, or the end of one clip's path alone.
         val_list: files to validate on, likewise; the last `items` of the sorted corpus when null.
-        items: number of validation clips when there is no list.
+        items: number of validation clips when there is no list; a tenth of a corpus for which it is too large.
         seconds: longest excerpt of a validation clip.
     """
 
@@ -80,19 +80,14 @@ class FeatureFolder:
 
     def __init__(self, folder: Path, hop_samples: int, corpus: Corpus) -> None:
         find_data_folder("features.folder", str(folder), False)
-        self.folder = folder
         self.hop_samples = hop_samples
         self._corpus = corpus
-        self._paths = sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.npy"))
-        self._matches = match_companions(corpus.names, self._paths)
-
-    def path(self, index: int) -> Path:
-        """Find the file of a clip; FileNotFoundError when there is none."""
-        numbers = self._matches[index]
-        if not numbers:
-            expected = self.folder / f"{without_suffix(self._corpus.names[index])}.npy"
-            raise FileNotFoundError(f"no features {expected} for {self._corpus.names[index]}")
-        return self.folder / f"{self._paths[numbers[0]]}.npy"
+        files = sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.npy"))
+        matches = match_companions(corpus.names, files)
+        names = [
+            files[each[0]] if each else without_suffix(name) for name, each in zip(corpus.names, matches, strict=True)
+        ]
+        self.paths = [folder / f"{name}.npy" for name in names]  # of each clip, whether it is there or not
 
     def check(self, indices: Iterable[int], channels: int | None) -> None:
         """Compare the files' shapes with the audio and the net's input channels (None: any).
@@ -101,9 +96,8 @@ class FeatureFolder:
         """
         errors: list[OSError | ValueError] = []
         for index in indices:
+            path, frames = self.paths[index], int(self._corpus.lengths[index]) // self.hop_samples
             try:
-                path = self.path(index)
-                frames = int(self._corpus.lengths[index]) // self.hop_samples
                 check_features(path, load_features(path).shape, frames, channels)
             except (OSError, ValueError) as error:
                 errors.append(error)
@@ -114,18 +108,22 @@ class FeatureFolder:
 
 
 @dataclass(eq=False)
-class Crops(Dataset[dict[str, Tensor]]):
-    """Random crops, keyed by (epoch, item): the same in any worker and on any rank."""
-
+class _ClipSet(Dataset[dict[str, Tensor]]):
     corpus: Corpus
     indices: Indices
-    segment_samples: int  # length of a crop; shorter clips are padded with zeros on the right
-    seed: int
-    normalize: bool = True  # scale each clip's peak to 0.95 (the original does, except when fine-tuning)
-    features: FeatureFolder | None = None
+    normalize: bool  # scale each clip's peak to 0.95 (the original does, except when fine-tuning)
+    features: FeatureFolder | None
 
     def __len__(self) -> int:
         return len(self.indices)
+
+
+@dataclass(eq=False)
+class Crops(_ClipSet):
+    """Random crops, keyed by (epoch, item): the same in any worker and on any rank."""
+
+    segment_samples: int  # length of a crop; shorter clips are padded with zeros on the right
+    seed: int
 
     def __getitem__(self, key: Key) -> dict[str, Tensor]:
         epoch, item = key
@@ -139,8 +137,7 @@ class Crops(Dataset[dict[str, Tensor]]):
 
     def _feature_crop(self, index: int, generator: torch.Generator) -> dict[str, Tensor]:
         assert self.features is not None
-        path = self.features.path(index)
-        hop = self.features.hop_samples
+        path, hop = self.features.paths[index], self.features.hop_samples
         segment_frames = self.segment_samples // hop
         frames = min(load_features(path).shape[1], int(self.corpus.lengths[index]) // hop)
         start = int(torch.randint(max(frames - segment_frames, 0) + 1, (1,), generator=generator))
@@ -154,17 +151,10 @@ class Crops(Dataset[dict[str, Tensor]]):
 
 
 @dataclass(eq=False)
-class Clips(Dataset[dict[str, Tensor]]):
+class Clips(_ClipSet):
     """Whole clips for evaluation, trimmed to full frames of their features."""
 
-    corpus: Corpus
-    indices: Indices
     max_samples: int  # longest excerpt from a clip's beginning
-    normalize: bool = True
-    features: FeatureFolder | None = None
-
-    def __len__(self) -> int:
-        return len(self.indices)
 
     def __getitem__(self, item: int) -> dict[str, Tensor]:
         index = int(self.indices[item])
@@ -172,7 +162,7 @@ class Clips(Dataset[dict[str, Tensor]]):
         if self.features is None:
             return {"audio": audio}
         hop = self.features.hop_samples
-        features = torch.from_numpy(read_frames(self.features.path(index), 0, len(audio) // hop))
+        features = torch.from_numpy(read_frames(self.features.paths[index], 0, len(audio) // hop))
         return {"audio": audio[: features.shape[1] * hop], "features": features}
 
 
@@ -211,21 +201,16 @@ class VocoderData(ZooDataModule):
             raise ValueError(
                 f"data.segment_samples {segment_samples} is not a multiple of data.features.hop_samples {hop}"
             )
-        if features.folder is not None and split.seconds * sample_rate < hop:
-            raise ValueError(f"data.split.seconds {split.seconds} is shorter than a frame of {hop} samples")
         self.root = find_data_folder("root", root, corpus.embedded_if_missing, "the embedded corpus")
         self.sample_rate = sample_rate
         self.segment_samples = segment_samples
         self.split, self.features, self.corpus = split, features, corpus
-
-    @property
-    def _lists(self) -> tuple[str | None, str | None]:
-        return self.split.train_list, self.split.val_list
+        self.lists = split.train_list, split.val_list
 
     def prepare_data(self) -> None:
         """Write the corpus cache, once per machine."""
         if self.root is not None:
-            paths = corpus_files(self.root, self._lists)
+            paths = corpus_files(self.root, self.lists)
             if not paths:
                 raise ValueError(f"data.init_args.root: no audio file below {self.root}")
             share = self.corpus.max_bad_share
@@ -236,21 +221,21 @@ class VocoderData(ZooDataModule):
         corpus: Corpus
         train: Indices
         val: Indices
+        features = None
         if self.root is None:
             corpus = EmbeddedCorpus(self.corpus.embedded_utterances, self.sample_rate)
             train, val = split_last_items(len(corpus.lengths), self.split.items)
         else:
             corpus = CorpusCache(self._cache_folder(self.root))
             train, val = self._split(corpus, self.root)
-        features = None
         if self.features.folder is not None:
             hop = self.features.hop_samples
             features = FeatureFolder(Path(self.features.folder), hop, corpus)
             train, val = (drop_short_clips(corpus.lengths, corpus.names, numbers, hop) for numbers in (train, val))
             features.check(chain(train, val), self._input_channels())
         normalize = features is None
-        self.train_set = Crops(corpus, train, self.segment_samples, self.seed, normalize, features)
-        self.val_set = Clips(corpus, val, int(self.split.seconds * self.sample_rate), normalize, features)
+        self.train_set = Crops(corpus, train, normalize, features, self.segment_samples, self.seed)
+        self.val_set = Clips(corpus, val, normalize, features, int(self.split.seconds * self.sample_rate))
         self.file_facts = (select(corpus.lengths, train),)
 
     def _split(self, corpus: CorpusCache, root: Path) -> tuple[Indices, Indices]:
@@ -262,7 +247,7 @@ class VocoderData(ZooDataModule):
         return corpus.split(held_out.__contains__)
 
     def _cache_folder(self, root: Path) -> Path:
-        return cache_dir(self.corpus.cache, root, self.sample_rate, self._lists)
+        return cache_dir(self.corpus.cache, root, self.sample_rate, self.lists)
 
     def _input_channels(self) -> int | None:
         """Return the channels of the trainer's net, whose frames must be those of the features; None without one."""

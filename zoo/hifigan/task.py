@@ -112,8 +112,7 @@ class HiFiGANTask(GANTask):
             "mel_l1_full": mel_l1(self.loss_mel, fake, real),
             **vocoder_metrics(fake[0, 0], real[0, 0], self.sample_rate),
         }
-        if self.should_log_media(stage, batch_idx):
-            self.log_media(lambda: self._log_clip(f"clip{batch_idx}", batch, fake[0, 0], real[0, 0]))
+        self.log_media(stage, batch_idx, lambda: self._log_clip(f"clip{batch_idx}", batch, fake[0, 0], real[0, 0]))
         return values, fake.shape[0]
 
     @property

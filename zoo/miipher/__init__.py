@@ -8,7 +8,7 @@ __getattr__, __dir__, __all__ = register(
         "data.datamodule": "SpeechData VocoderSegments",
         "inference.features": "FeatureExtractor",
         "inference.restorer": "Restorer",
-        "nets.adapters": "AdapterStyle LoraAdapters ParallelAdapters",
+        "nets.adapters": "ParallelAdapters",
         "nets.backbone": "Backbone",
         "nets.cleaner": "Cleaner",
         "task": "AdapterTask",

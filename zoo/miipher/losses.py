@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -47,8 +46,3 @@ def feature_loss(
         "mse": (squared / per_item["values"]).mean(),
         "sc": (squared / (per_item["target"] + EPSILON)).mean(),
     }
-
-
-def weighted(terms: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
-    """Compute the weighted sum of the terms."""
-    return torch.stack([weights[key] * value for key, value in terms.items()]).sum()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.miipher.losses import TERMS, Reduction, feature_loss, weighted
+from zoo.miipher.losses import TERMS, Reduction, feature_loss
 from zoo.miipher.nets.cleaner import Cleaner
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask
 
@@ -33,6 +33,7 @@ class AdapterTask(SingleOptimizerTask):
 
     inference_class = "zoo.miipher.FeatureExtractor"
     inference_modules = ("encoder",)
+    usage_command = "zoo fit FINETUNE_RECIPE --init_from '[{run}, VOCODER_RUN]'"
 
     def __init__(
         self,
@@ -67,11 +68,11 @@ class AdapterTask(SingleOptimizerTask):
         target = self.encoder.target(batch["clean"], lengths)
         cleaned, plain = self.encoder(batch["input"], lengths), self.encoder.target(batch["input"], lengths)
         identity = {f"identity_{key}": value for key, value in self._compare(plain, target, lengths).items()}
-        if self.should_log_media(stage, batch_idx):
-            self.log_media(lambda: self._log_media(f"clip{batch_idx}", batch, target[0], plain[0], cleaned[0]))
+        clip = (f"clip{batch_idx}", batch, target[0], plain[0], cleaned[0])
+        self.log_media(stage, batch_idx, lambda: self._log_clip(*clip))
         return {**self._compare(cleaned, target, lengths), **identity}, len(lengths)
 
-    def _log_media(self, name: str, batch: Batch, clean: Tensor, degraded: Tensor, cleaned: Tensor) -> None:
+    def _log_clip(self, name: str, batch: Batch, clean: Tensor, degraded: Tensor, cleaned: Tensor) -> None:
         """Log the first clip of a batch; features (F, C) of its clean and degraded versions, and the cleaned ones."""
         length = batch["lengths"][0]
         for key, kind in (("input", "input"), ("clean", "target")):
@@ -85,4 +86,5 @@ class AdapterTask(SingleOptimizerTask):
 
     def _compare(self, prediction: Tensor, target: Tensor, lengths: Tensor) -> dict[str, Tensor]:
         terms = feature_loss(prediction, target, self.encoder.frames(lengths), self.reduction)
-        return {"loss": weighted(terms, self.loss_weights), **terms}
+        weighted = [self.loss_weights[key] * value for key, value in terms.items()]
+        return {"loss": torch.stack(weighted).sum(), **terms}

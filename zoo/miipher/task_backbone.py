@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.audio.analysis.griffin_lim import griffin_lim
 from zoo.audio.analysis.mel import LogMel
 from zoo.common.atomic_files import replace_atomically
 from zoo.miipher.nets.backbone import Backbone
@@ -76,24 +75,16 @@ class BackboneTask(SingleOptimizerTask):
         return {"loss": self._loss(self._predict(clean, lengths), clean, lengths)}, len(clean)
 
     def log_samples(self, batches: list[Batch], last: bool) -> None:
-        """Show clips with gaps and the log-mels predicted from them, which the last validation turns into audio."""
-        clip, rate = 0, self.encoder.sample_rate
-        for batch in batches:
-            clean, lengths = batch["clean"], batch["lengths"]
-            clips = self._mask_gaps(clean)
-            mels = {"target": self.mel(clean), "input": self.mel(clips)}
-            mels["prediction"] = self._predict(clips, lengths).transpose(1, 2)
-            for row, length in enumerate(lengths.tolist()):
-                if clip == self.sample_settings.items:
-                    return
-                clip_mels = {title: mel[row, :, : length // self.mel.hop_length] for title, mel in mels.items()}
-                self.write_media("audio", f"clip{clip}_input", clips[row, :length], rate)
-                self.write_media("audio", f"clip{clip}_target", clean[row, :length], rate)
-                self.write_media("matrices", f"clip{clip}_mel", clip_mels)
-                if last:
-                    audio = griffin_lim(clip_mels["prediction"][None], self.mel)
-                    self.write_media("audio", f"clip{clip}_prediction", audio, rate)
-                clip += 1
+        """Show clips with gaps and the log-mels predicted from them."""
+        for number, batch in enumerate(batches[: self.sample_settings.items]):  # one clip each
+            clean, length = batch["clean"][:1], batch["lengths"][:1]
+            clip, frames = self._mask_gaps(clean), int(length) // self.mel.hop_length
+            mels = {"target": self.mel(clean), "input": self.mel(clip)}
+            mels["prediction"] = self._predict(clip, length).transpose(1, 2)
+            for kind, audio in (("input", clip), ("target", clean)):
+                self.write_media("audio", f"clip{number}_{kind}", audio[0], self.encoder.sample_rate)
+            matrices = {title: mel[0, :, :frames] for title, mel in mels.items()}
+            self.write_media("matrices", f"clip{number}_mel", matrices)
 
     def on_validation_end(self) -> None:
         """Write the backbone in transformers' layout."""

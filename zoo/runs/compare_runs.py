@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zoo.common.journal import load_json
+from zoo.common.foreign_files import load_json
 from zoo.runs import run_info
 from zoo.runs.run_folder import CONFIG_NAME, CSV_NAME
 from zoo.runs.run_info import Points, RunInfo

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from zoo import __version__
 from zoo.common import registry
 from zoo.common.build import build
-from zoo.common.journal import load_json
+from zoo.common.foreign_files import load_json
 from zoo.common.tensors import seeded_rng
 from zoo.runs.checkpoints import find_checkpoint, load_checkpoint
 from zoo.runs.frozen import FrozenModule
@@ -63,8 +63,8 @@ def read_components(path: Path, ema: bool = True) -> Components:
     checkpoint = load_checkpoint(file)
     if "zoo" not in checkpoint:
         raise ValueError(
-            f"{file} does not describe its components: it was not written by `zoo fit`; "
-            "for an original's file use `zoo convert`, from Python set task.specs before training"
+            f"{file} does not describe its components: it was not written by `zoo fit`; for an original's file use "
+            "`zoo convert`, from Python set task.specs and train with the callback CheckpointContents"
         )
     state = dict(checkpoint["state_dict"])
     if ema and "ema" in checkpoint:

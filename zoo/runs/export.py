@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from zoo import __version__
 from zoo.common.atomic_files import replace_atomically
-from zoo.runs import frozen
+from zoo.runs import frozen, frozen_files
 from zoo.runs.components import CONFIG_NAME, WEIGHTS_NAME, is_export, save_components
 from zoo.runs.onnx_export import ONNX_NAME, OnnxGraph, write_onnx
 
@@ -80,7 +80,7 @@ def write_export(
     card = format_card(description, usage, fused=fused, source=source, step=step, values=values)
     with replace_atomically(folder) as temporary:
         temporary.mkdir()
-        frozen.save_copies(modules, records, temporary)
+        frozen_files.save_copies(modules, records, temporary)
         save_components(temporary, weights, description, fused=fused, source=source, step=step)
         (temporary / "README.md").write_text(card, encoding="utf-8")
         return write_onnx(onnx, temporary / ONNX_NAME) if onnx else None
@@ -124,7 +124,7 @@ def make_portable(specs: dict[str, Any], records: dict[str, Any]) -> tuple[dict[
     """Copy descriptions and records, and let them name the copies in the export, not the folders of this machine."""
     specs, records = copy.deepcopy(specs), copy.deepcopy(records)
     for path, record in records.items():
-        init_args = frozen.find_init_args(specs, path)
+        init_args = frozen_files.find_init_args(specs, path)
         if record["folder"] is not None and init_args is not None:
             for entry in (init_args, record):
                 entry |= {"source": record["folder"], "revision": None}

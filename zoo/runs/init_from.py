@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from zoo.common.journal import load_json
+from zoo.common.foreign_files import load_json
 from zoo.common.registry import package_of
-from zoo.runs import frozen
+from zoo.runs import frozen, frozen_files
 from zoo.runs.checkpoints import find_checkpoint, load_checkpoint
 from zoo.runs.components import CONFIG_NAME, WEIGHTS_NAME, is_export
 from zoo.runs.hub.models import resolve_path
@@ -110,7 +110,7 @@ def _unfold_weight_norm(state: State, model_state: State) -> State:
     return result
 
 
-def _match_backbones(path: Path, records: frozen.Records, backbones: dict[str, Any]) -> dict[str, str]:
+def _match_backbones(path: Path, records: frozen_files.Records, backbones: dict[str, Any]) -> dict[str, str]:
     """Refuse weights that were trained on another backbone; return each backbone's path in the model by its path there.
 
     A backbone may have another path in this task, `encoder` instead of `encoder.backbone`. Two match when they have the
@@ -123,7 +123,7 @@ def _match_backbones(path: Path, records: frozen.Records, backbones: dict[str, A
         if len(names) == len(records) == 1:
             matches = names
         for name in matches:
-            frozen.verify_frozen_weights(backbones, {name: record}, f"init_from {path}")
+            frozen_files.verify_frozen_weights(backbones, {name: record}, f"init_from {path}")
         if len(matches) == 1:
             paths[source_path] = matches[0]
     return paths
@@ -150,7 +150,7 @@ def _drop_pretrained(path: Path, state: State, backbones: dict[str, Any]) -> Sta
     return {key: value for key, value in state.items() if key not in pretrained}
 
 
-def read_weights(path: Path, task: type) -> tuple[State, frozen.Records]:
+def read_weights(path: Path, task: type) -> tuple[State, frozen_files.Records]:
     """Read the tensors of a file under the names that a task uses, and the records of frozen modules.
 
     An export of an older format is read as well: of its description only the records matter.

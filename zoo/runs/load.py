@@ -15,7 +15,7 @@ from torch import nn
 
 from zoo.common import registry
 from zoo.common.build import build
-from zoo.runs import frozen
+from zoo.runs import frozen, frozen_files
 from zoo.runs.components import Components, component_state, load_weights, read_components
 from zoo.runs.hub.models import resolve_path
 from zoo.runs.inference.base import Inference
@@ -95,9 +95,9 @@ def build_components(description: Mapping[str, Any], folder: Path) -> dict[str, 
     slots = registry.constructor_annotations(registry.get_class(description["inference"], Inference))
     specs, records = copy.deepcopy(description["components"]), description.get("frozen", {})
     specs = {name: spec for name, spec in specs.items() if spec is not None or name in slots}  # null: since removed
-    copies = frozen.use_local_copies(specs, records, folder)
+    copies = frozen_files.use_local_copies(specs, records, folder)
     components = {name: build_component({**description, "components": specs}, name) for name in specs}
     modules = frozen.frozen_modules({name: each for name, each in components.items() if isinstance(each, nn.Module)})
-    frozen.restore_sources(modules, description["components"], copies)
-    frozen.verify_frozen_weights(modules, records, str(folder))
+    frozen_files.restore_sources(modules, description["components"], copies)
+    frozen_files.verify_frozen_weights(modules, records, str(folder))
     return components

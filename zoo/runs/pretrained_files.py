@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from zoo.common.journal import load_json
+from zoo.common.foreign_files import load_json
 from zoo.runs.frozen import suppress_loading_messages
 
 ALIGNMENT = 64  # bytes, to which torch aligns what it allocates
@@ -50,8 +50,10 @@ def check_settings(settings: Mapping[str, Any], path: str) -> None:
             raise ValueError(f"{path}: {key} {value!r} downloads code or weights by itself; use another model")
 
 
-def check_pretrained(source: str, revision: str | None = None) -> None:
+def check_pretrained(source: str, revision: str | None = None, **options: Any) -> None:
     """Check the files of a model or tokenizer, hub id or folder; what is missing is left to the loader's own message.
+
+    `options` may have `local_files_only`.
 
     Raises:
         ValueError: naming the file, and the setting in it.
@@ -59,13 +61,14 @@ def check_pretrained(source: str, revision: str | None = None) -> None:
     from transformers import PretrainedConfig
     from transformers.utils import find_adapter_config_file
 
+    offline = {key: value for key, value in options.items() if key == "local_files_only"}
     folder = Path(source)
     for pattern, key in FILE_LISTS.items():
         for file in sorted(folder.glob(pattern)):
             _check_file_names(file, key)
     try:
-        adapter = find_adapter_config_file(source, revision=revision)
-        settings, _ = PretrainedConfig.get_config_dict(source, revision=revision)
+        adapter = find_adapter_config_file(source, revision=revision, **offline)
+        settings, _ = PretrainedConfig.get_config_dict(source, revision=revision, **offline)
     except OSError:
         return
     if adapter is not None:
@@ -109,7 +112,8 @@ def from_pretrained(cls: Any, source: str, revision: str | None = None, **option
         FileNotFoundError: the source cannot be read.
         ValueError: its files would make transformers download or run code.
     """
-    check_pretrained(source, revision)
+    options |= _offline_options(source, revision)
+    check_pretrained(source, revision, **options)
     try:
         with suppress_loading_messages():
             return cls.from_pretrained(source, revision=revision, trust_remote_code=False, **options)
@@ -119,6 +123,21 @@ def from_pretrained(cls: Any, source: str, revision: str | None = None, **option
             f"model {source}: neither a local folder nor available from the hub ({reason}); without network, "
             "copy its folder to this machine and name that"
         ) from error
+
+
+def _offline_options(source: str, revision: str | None) -> dict[str, Any]:
+    """Return the option to read the cache alone where the hub does not answer: loaders ask it a dozen times."""
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
+
+    if Path(source).is_dir():
+        return {}
+    try:
+        get_hf_file_metadata(hf_hub_url(source, "config.json", revision=revision))
+    except (errors.HfHubHTTPError, ValueError):  # it answers, or the loader refuses the name
+        return {}
+    except (errors.HTTPError, OSError):
+        return {"local_files_only": True}
+    return {}
 
 
 def load_pretrained(model: Any, source: str, revision: str | None, **options: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from zoo.common.checks import check_at_least
 from zoo.training.resume import BucketBatchSampler, EvaluationSampler, ResumableBatchSampler, describe_data_changes
-from zoo.training.signals import ignore_signals_in_worker
 
 log = logging.getLogger(__name__)
 
@@ -152,3 +152,10 @@ class ZooDataModule(L.LightningDataModule):
             "accumulated_batches": self.trainer.accumulate_grad_batches,
             **self._set_facts,
         }
+
+
+def ignore_signals_in_worker(worker_id: int) -> None:
+    """Ignore the stop signals in a loader worker but SIGTERM, by which the main process ends it (`worker_init_fn`)."""
+    for name in ("SIGINT", "SIGUSR1", "SIGHUP", "SIGBREAK"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)

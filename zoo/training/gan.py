@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from zoo.common.checks import check_at_least, check_one_of
 from zoo.common.tensors import promote_to_float32
 from zoo.training.adversarial import LOSSES, Discriminator, feature_matching_loss
-from zoo.training.schedules import set_total_steps, use_fused_adam
+from zoo.training.optimizers import set_total_steps, use_fused_adam
 from zoo.training.strategies.sharding import clip_gradients, gradient_norm
 from zoo.training.task import OptimizerCallable, SchedulerCallable, ZooTask
 

@@ -61,10 +61,3 @@ class StopSignal:
                 signal.Signals(number).name,
                 self.exit_code,
             )
-
-
-def ignore_signals_in_worker(worker_id: int) -> None:
-    """Ignore the stop signals in a loader worker but SIGTERM, by which the main process ends it (`worker_init_fn`)."""
-    for number in EXIT_CODES:
-        if number != signal.SIGTERM:
-            signal.signal(number, signal.SIG_IGN)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, TypeAlias
 
+import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
@@ -16,10 +17,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from zoo.common.registry import constructor_annotations, get_class
-from zoo.runs import frozen
-from zoo.training.schedules import LrScaling, set_total_steps, use_fused_adam
+from zoo.training.optimizers import LrScaling, set_total_steps, use_fused_adam
 from zoo.training.strategies.sharding import is_sharded
-from zoo.training.task_state import CheckpointedTask
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ class WeightedMeans:
         self._weights.clear()
 
 
-class ZooTask(CheckpointedTask):
+class ZooTask(L.LightningModule):
     """Base of all systems' LightningModules; subclasses implement `training_step` and `evaluate`.
 
     A task receives built nets and optimizer callables, and defines none. It names the class of its inference and the
@@ -75,9 +74,13 @@ class ZooTask(CheckpointedTask):
 
     Attributes:
         logged_metric_names: of the last validation or test.
+        specs: how the modules were built, for checkpoints; set by the command line.
     """
 
     inference_class: ClassVar[str]
+    inference_modules: ClassVar[tuple[str, ...]]
+    optimizer_names: ClassVar[tuple[str, ...]] = ()
+    """Names of several optimizers, for logs and messages."""
     usage_command: ClassVar[str] = "zoo predict --ckpt_path {run} --input FILES --output FOLDER"
     """Suggested at the end of a fit."""
     fsdp_excluded_modules: ClassVar[tuple[str, ...]] = ()
@@ -85,6 +88,7 @@ class ZooTask(CheckpointedTask):
 
     def __init__(self, compile: bool = False) -> None:
         super().__init__()
+        self.specs: dict[str, Any] | None = None
         self.compile_modules = compile
         self._means = WeightedMeans()
         self._inference: Any = None
@@ -173,39 +177,25 @@ class ZooTask(CheckpointedTask):
         """Whether this process may sample without the others: a pass through shards (FSDP) needs all ranks."""
         return self.trainer.is_global_zero and not is_sharded(self.trainer)
 
-    def should_log_media(self, stage: str, batch_idx: int) -> bool:
-        """Return whether this validation writes samples of a batch of one clip; `media_items` limits their number."""
-        count = getattr(self, "media_items", self.sample_settings.items)
-        return stage == "val" and batch_idx < count and self.sample_settings.showing
+    def log_media(self, stage: str, batch_idx: int, function: Callable[[], object]) -> None:
+        """Call a function that writes samples of a batch of one clip within `evaluate`, where a validation has samples.
 
-    def log_media(self, function: Callable[[], object]) -> None:
-        """Call a function that writes samples within `evaluate`, isolated as `Samples` isolates `log_samples`."""
-        self.sample_settings.run_isolated(function)
+        `media_items` limits their number. Random numbers and errors are isolated as those of `log_samples`.
+        """
+        count = getattr(self, "media_items", self.sample_settings.items)
+        if stage == "val" and batch_idx < count and self.sample_settings.showing:
+            self.sample_settings.run_isolated(function)
 
     def write_media(self, kind: str, name: str, *content: Any) -> None:
         """Write a sample by `zoo.training.callbacks.media.log_<kind>`, with its arguments."""
         self.sample_settings.write(self, kind, name, *content)
 
     def setup(self, stage: str) -> None:
-        """Configure DDP; put frozen modules in eval mode, hash and copy them before precision changes their weights."""
+        """Configure DDP."""
         super().setup(stage)
         if isinstance(self.trainer.strategy, DDPStrategy):
             settings = self.trainer.strategy._ddp_kwargs
             settings["find_unused_parameters"] = settings.get("find_unused_parameters") or self.find_unused_parameters
-        for path, module in frozen.frozen_modules({"": self}).items():
-            if not module.is_frozen:
-                continue
-            module.train(stage == "fit")  # a subclass sets up its modes; frozen weights stay in eval mode
-            omitted = module.frozen_state().keys()
-            trained = [name for name, weight in module.named_parameters() if name in omitted and weight.requires_grad]
-            if trained:
-                raise ValueError(
-                    f"{path}.{trained[0]} is trained, and frozen_state() of {type(module).__name__} names it: "
-                    "its changes would not be saved"
-                )
-        has_checkpoints = bool(self.trainer.checkpoint_callbacks) and not getattr(self.trainer, "fast_dev_run", False)
-        if stage == "fit" and has_checkpoints:
-            self.save_frozen_modules(unless_resuming=True)
 
     def configure_model(self) -> None:
         """Shard the weights for a fit, where the strategy does so."""

@@ -63,7 +63,8 @@ def serve(
         logging.getLogger("uvicorn.error").addFilter(_is_server_error)
         for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises the signal again when it has shut down
             signal.signal(number, _exit_once)
-        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))  # the terminal was closed
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # of nohup
+            signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))  # the terminal was closed
         uvicorn.Server(config).run(sockets=[listener])
 
 

@@ -8,7 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zoo.audio.corpora.corpus import corpus_files, drop_short_clips, match_companions, match_entries, unique_stems
+from zoo.audio.corpora.corpus import (
+    corpus_files,
+    drop_short_clips,
+    match_companions,
+    match_entries,
+    split_last_items,
+    unique_stems,
+)
 from zoo.audio.io import files
 
 RATE = 8000
@@ -73,3 +80,19 @@ def test_short_clips_are_named(caplog: pytest.LogCaptureFixture) -> None:
     assert drop_short_clips(lengths, names, range(4), 5) == range(4)
     with pytest.raises(ValueError, match=r"2 of 2 clips .* d; none is left"):
         drop_short_clips(lengths, names, [1, 3], 10)
+
+
+@pytest.mark.parametrize(
+    ("count", "items", "held_out"), [(26, 8, 8), (13_100, 150, 150), (26, 150, 2), (6, 150, 1), (3, 2, 2)]
+)
+def test_validation_is_a_share_of_small_corpora(count, items, held_out, caplog):
+    caplog.set_level("INFO")
+    train, val = split_last_items(count, items)
+    assert (len(train), len(val), val.stop) == (count - held_out, held_out, count)
+    assert (f"data.split.items is {items} for {count} clips" in caplog.text) == (held_out != items)
+
+
+@pytest.mark.parametrize(("count", "items"), [(1, 1), (5, 0)])
+def test_empty_sets_are_refused(count, items):
+    with pytest.raises(ValueError, match=f"data.split.items is {items} for {count} clips"):
+        split_last_items(count, items)

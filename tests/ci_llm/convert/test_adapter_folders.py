@@ -12,7 +12,7 @@ from zoo.ci_llm.convert.adapter_folders import AdapterFolders
 from zoo.ci_llm.convert.read import read_original, read_peft
 from zoo.ci_llm.data.tokenizers import PretrainedTokenizer
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints
-from zoo.training.resume import RNGState
+from zoo.training.callbacks.rng import RNGState
 
 
 def run(folder: Path, task, steps: int = 6, callback: AdapterFolders | None = None, others=(), **arguments):

@@ -116,9 +116,6 @@ def test_export_and_what_was_assumed(tmp_path, net):
         "sigma_min is not in the file: 0.001 assumed",
     ]
     config = json.loads((tmp_path / "export" / "config.json").read_text())
-    assert (
-        assert_equal_files(build(config["components"]["net"]), net) is False
-    )  # random weights; the sizes are the point
     assert list(build(config["components"]["net"]).state_dict()) == list(net.state_dict())
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from zoo.flow.data.datamodule import FlowData, ImageData, PointData
+from zoo.flow.data.datamodule import ImageData, PointData
 from zoo.flow.data.image_cache import ImageCache
 from zoo.flow.data.images import DecodedImages
 from zoo.flow.process.coupling import PooledTransport
@@ -151,18 +151,6 @@ def test_a_share_of_broken_images_is_left_out(tmp_path: Path, cached: bool, capl
         data.setup("fit")
 
 
-def test_points_have_no_classes() -> None:
-    data = PointData("moons", train_points=400, val_points=50, batch_size=40)
-    data.setup("fit")
-    assert data.classes == [] and data.sample_shape == (2,) and isinstance(data, FlowData)
-    batch = next(iter(data.train_dataloader()))
-    assert batch["x1"].shape == batch["x0"].shape == (40, 2) and batch["label"].tolist() == [0] * 40
-    assert [len(batch["x1"]) for batch in data.val_dataloader()] == [4] * 12 + [2]
-    again = PointData("moons", train_points=400, val_points=50)
-    again.setup("fit")
-    assert torch.equal(again.train_set[0, 7]["x1"], data.train_set[0, 7]["x1"])
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -172,11 +160,12 @@ def test_points_have_no_classes() -> None:
         (lambda root: ImageData("a", "b/c"), r"only one of root \(a\) and hub \(b/c\)"),
         (lambda root: PointData(train_points=0), "train_points"),
         (lambda root: folder(root).setup("fit"), "so none is for validation"),
-        (lambda root: folder(root / "cat").setup("fit"), "no folder with images"),
+        (lambda root: folder(root / "empty").setup("fit"), "has no images"),
     ],
 )
 def test_wrong_settings_are_refused(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
     write(tmp_path / "cat", 3, 1)
+    write(tmp_path / "empty", 0, 1)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         make(tmp_path)
 

@@ -29,6 +29,8 @@ def test_folders_are_classes_in_sorted_order(tmp_path: Path, caplog: pytest.LogC
     assert result.counts() == {"cat": 1, "dog": 3}
     assert "skipped folders without images: .hidden, empty" in caplog.text
     assert image_sets.folder(tmp_path, limit=1).counts() == {"cat": 1, "dog": 1}
+    unlabelled = image_sets.folder(tmp_path / "dog" / "notes")
+    assert (unlabelled.classes, unlabelled.labels) == ([], [0])
 
 
 def test_digits_are_scikit_learns() -> None:
@@ -71,16 +73,6 @@ def install(monkeypatch: pytest.MonkeyPatch, splits: dict[str, Rows]) -> None:
     module = types.ModuleType("datasets")
     module.load_dataset = lambda name: splits
     monkeypatch.setitem(sys.modules, "datasets", module)
-
-
-def test_sets_of_the_hub_have_two_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, {"train": Rows([0, 1, 1, 1], ClassLabel()), "test": Rows([1, 0], ClassLabel())})
-    train, held_out = image_sets.hub("user/name", limit=2)
-    assert train.classes == ["cat", "dog"] and train.labels == [1, 2, 2] and held_out.labels == [2, 1]
-    assert train.source.pixels(2, Framing(4, 3))[0, 0].tolist() == [2, 0, 0]
-    assert len(image_sets.hub("user/name")[0].source) == 4
-    install(monkeypatch, {"train": Rows([0], ClassLabel())})
-    assert len(image_sets.hub("user/name")) == 1
 
 
 def test_the_package_datasets_gives_what_is_expected_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import torch
 from zoo.flow import rendering
 from zoo.flow.data.datamodule import ImageData
 from zoo.flow.evaluation.metrics import frechet_distance
-from zoo.flow.evaluation.samples import read_digits, read_reference, read_samples
+from zoo.flow.evaluation.samples import matching_labels, read_digits, read_reference, read_samples
 
 
 def pictures(count=4, size=3, channels=1):
@@ -120,3 +120,11 @@ def test_other_arrays_are_no_statistics(tmp_path, changes, message):
     np.savez(tmp_path / "s.npz", **{name: array for name, array in arrays.items() if array is not None})
     with pytest.raises(ValueError, match=rf"s\.npz: .*{message}"):
         read_reference(tmp_path / "s.npz", 8, 1)
+
+
+def test_matching_labels_keep_the_shares():
+    assert matching_labels([1, 2, 2, 2], 8) == [1, 1, 2, 2, 2, 2, 2, 2]
+    assert matching_labels([3, 1], 3) in ([1, 1, 3], [1, 3, 3])
+    assert len(matching_labels([1, 1, 1, 2, 2, 3], 1000)) == 1000
+    with pytest.raises(ValueError, match="found 0 and 1 labels"):
+        matching_labels([1], 0)

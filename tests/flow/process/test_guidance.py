@@ -48,19 +48,6 @@ def test_interval():
     assert run(inside, 0.1) == ([10, 20], [2])
 
 
-def test_rescale_restores_the_spread():
-    class Spread(Table):
-        def forward(self, x, t, label=None):
-            return super().forward(x, t, label) * torch.tensor([1.0, -1.0])
-
-    def run(share: float) -> torch.Tensor:
-        return velocity_field(Spread(), ConditionalOT(), LABEL, Guidance(4, rescale=share))(0.5, X)
-
-    full, half, none = run(1.0), run(0.5), run(0.0)
-    torch.testing.assert_close(full.std(dim=1), Spread()(X, 0.5, LABEL).std(dim=1))
-    torch.testing.assert_close(half, (full + none) / 2)
-
-
 def test_other_predictions_become_velocities():
     x, t, path = torch.randn(2, 2), 0.5, Cosine()
     field = velocity_field(Table(), path, LABEL, Guidance(2), prediction="x1")

@@ -138,17 +138,6 @@ def test_the_original_resumes_from_our_files(folder, tmp_path):
         assert optimizer.param_groups[0]["betas"] == (0.8, 0.99)
 
 
-def test_generator_alone(folder, tmp_path):
-    (folder / DO).unlink()
-    convert(folder / G, tmp_path / "ours.ckpt")
-    facts = convert(tmp_path / "ours.ckpt", tmp_path / "back")
-    assert facts["notes"] == ["no do_ file: the checkpoint lacks mpd or msd"]
-    assert_identical(load(folder / G), load(tmp_path / "back" / G))
-    again = from_original(tmp_path / "back" / G)
-    assert convert(again, tmp_path / "g_00000006")["target"] == [str(tmp_path / "g_00000006")]
-    assert_identical(load(folder / G), load(tmp_path / "g_00000006"))
-
-
 def test_file_without_weight_norm(tmp_path):
     generator = generator_of()
     x = torch.randn(1, 4, 6)
@@ -353,24 +342,6 @@ def test_contradictions_are_refused(folder, tmp_path):
     path.unlink()
     with pytest.raises(ValueError, match="holds no generator"):
         from_original(folder / DO, CONFIG)
-
-
-def test_channels_that_do_not_halve_evenly(tmp_path: Path) -> None:
-    """24 -> 12 -> 6 -> 3 -> 1, by integer division as in the original: bit-equal in both directions."""
-    sizes = {"upsample_initial_channel": 24, "upsample_rates": [2] * 4, "upsample_kernel_sizes": [4] * 4}
-    config = {**CONFIG, **sizes, "hop_size": 16}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    generator = generator_of(config)
-    assert [up.out_channels for up in generator.ups] == [12, 6, 3, 1]
-    torch.save({"generator": to_original_names(generator.state_dict())}, tmp_path / "g_00000005")
-    mel = torch.randn(1, 4, 9)
-    with torch.no_grad():
-        expected = generator(mel)
-        torch.testing.assert_close(from_original(tmp_path / "g_00000005")(mel), expected)
-    assert expected.shape == (1, 1, 144)
-    convert(tmp_path / "g_00000005", tmp_path / "ours.ckpt")
-    convert(tmp_path / "ours.ckpt", tmp_path / "back")
-    assert_identical(load(tmp_path / "g_00000005"), load(tmp_path / "back" / "g_00000005"))
 
 
 def test_generator_of_other_features(tmp_path: Path) -> None:

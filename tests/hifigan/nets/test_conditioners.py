@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
 from zoo.hifigan.nets.conditioners import (
     ConformerConditioner,
     PrenetConditioner,
-    sinusoids,
 )
 
 
@@ -27,18 +24,3 @@ def test_conformer_keeps_the_frames_and_sees_them_all():
 def test_prenet_changes_the_frame_rate(frames, expected):
     prenet = PrenetConditioner(8, 5, layers=1, heads=2, kernel_size=3).eval()
     assert prenet(torch.zeros(1, 8, frames)).shape == (1, 5, expected)
-
-
-def test_earliest_prenet_is_projection_and_interpolation():
-    prenet = PrenetConditioner(8, 5, layers=0, scale=2.0)
-    constant = torch.ones(1, 8, 1).expand(1, 8, 6)
-    y = prenet(constant)
-    assert y.shape == (1, 5, 12)
-    torch.testing.assert_close(y, prenet.proj(constant)[..., :1].expand(1, 5, 12))
-
-
-def test_positions():
-    table = sinusoids(3, 4)
-    expected = [math.sin(2.0), math.cos(2.0), math.sin(0.02), math.cos(0.02)]
-    torch.testing.assert_close(table[2], torch.tensor(expected))
-    assert sinusoids(2, 3).shape == (2, 3)

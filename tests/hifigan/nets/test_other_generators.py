@@ -81,15 +81,6 @@ def test_a_magnitude_that_overflows_gives_no_nan(net):
     assert all(each.isfinite().all() for each in gradients) and any(each.any() for each in gradients)
 
 
-@pytest.mark.parametrize("samples", [3, 63, 640, 1000])
-def test_copies_are_as_long_as_their_source(samples):
-    """A centred front end has a frame more than the audio has hops."""
-    mel = LogMel(8000, 64, 16, 64, 6, 0.0, None, "center", "htk", 0.0, 1e-7)
-    model = Vocoder(Vocos(6, 10, 14, 2, 64, 16, "center").eval(), mel)
-    audio = np.random.default_rng(0).normal(0, 0.1, (2, samples)).astype(np.float32)
-    assert model(audio, 8000).shape == (2, samples)
-
-
 def test_what_cannot_be_is_refused():
     for make, message in (
         (lambda: Vocos(padding="same", n_fft=1023), "even"),

@@ -4,21 +4,18 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.harness import environment
-from zoo.audio import EmbeddedCorpus
 from zoo.audio.augment.degrade import Degrader
 from zoo.audio.corpora.layouts import list_utterances
 from zoo.audio.io import files
-from zoo.miipher.data.degrade_corpus import assign_copies, degrade_corpus
+from zoo.miipher.data import degrade_corpus
+from zoo.miipher.data.degrade_corpus import assign_copies
 
 RATE = 16000
-NOISES = EmbeddedCorpus(2, RATE, seed=9)
-RIRS = [np.array([1.0, 0.5, 0.25], np.float32)]
 BAD = "ann/bad.wav"
 
 
@@ -32,25 +29,19 @@ def corpus(tmp_path):
 
 
 def degrade(corpus, output, **options):
-    settings = {"copies": 2, "sample_rate": RATE, "val_items": 2, "progress": False}
-    degrader = Degrader(steps=["noise", "reverb", "clipping"])
-    return degrade_corpus(corpus, output, degrader, NOISES, RIRS, **{**settings, **options})
+    noise, rir = corpus.parent / "noise", corpus.parent / "rir"
+    if not rir.is_dir():
+        files.write(noise / "n.wav", np.random.default_rng(0).normal(0, 0.1, 3000), RATE)
+        files.write(rir / "r.wav", np.array([1.0, 0.5, 0.25], np.float32), RATE)
+    settings = {"copies": 2, "sample_rate": RATE, "val_items": 2, "cache": corpus.parent / "cache"}
+    settings["degrader"] = Degrader(steps=["noise", "reverb", "clipping"])
+    return degrade_corpus.degrade(corpus, output, noise, rir, **{**settings, **options})
 
 
 def content(folder):
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
     }
-
-
-def test_transcripts_next_to_the_corpus_are_kept(corpus, tmp_path):
-    (corpus / "ann" / "a.txt").write_text("said by ann")
-    (tmp_path / "metadata.csv").write_text("bob/c|said by bob\n")
-    degrade(corpus, tmp_path / "out")
-    rows = [json.loads(line) for line in (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()]
-    assert {row["source"]: row["text"] for row in rows if row["text"]} == {
-        "ann/a.wav": "said by ann", "bob/c.wav": "said by bob",
-    }  # fmt: skip
 
 
 def test_mirrored_trees(corpus, tmp_path):
@@ -128,7 +119,7 @@ def test_wrong_calls_are_refused(corpus, tmp_path):
     for match, output, options in (
         (r"begun with other settings: seed 172957 \(now 1\)", tmp_path / "out", {"seed": 1}),
         ("lies in the corpus", corpus / "out", {}),
-        ("holds something else", tmp_path, {}),
+        ("holds something else", tmp_path / "noise", {}),
         ("copies is at least 1", tmp_path / "new", {"copies": 0}),
         ("val_items 5 leaves nothing of 5", tmp_path / "new", {"val_items": 5}),
     ):
@@ -142,11 +133,8 @@ def command(corpus, output, *options):
 
 
 def test_command(corpus, tmp_path):
-    noise, rir = tmp_path / "noise", tmp_path / "rir"
-    files.write(noise / "n.wav", np.random.default_rng(0).normal(0, 0.1, 3000), RATE)
-    files.write(rir / "r.wav", RIRS[0], RATE)
     (corpus / BAD).write_bytes(b"")
-    args = ("--noise", str(noise), "--rir", str(rir), "--copies", "1", "--degrader.steps", "[reverb, noise]")
+    args = ("--copies", "1", "--degrader.steps", "[reverb, noise]")
     done = subprocess.run(command(corpus, tmp_path / "out", *args), capture_output=True, text=True, env=environment())
     assert done.returncode == 1 and "done 5, failed 1, skipped 0, bad_files 1" in done.stdout, done.stderr
     assert "bad.wav: is empty" in done.stderr and "Traceback" not in done.stderr
@@ -170,35 +158,3 @@ def test_kill_leaves_nothing_half_written(tmp_path):
     assert counts["done"] == 80 and 0 < counts["skipped"] < 80
     degrade(corpus, tmp_path / "whole")
     assert content(out) == content(tmp_path / "whole")
-
-
-@pytest.mark.parametrize("content", ["caf\u00e9".encode("latin-1"), "two\nlines".encode("utf-16")])
-def test_transcripts_in_another_encoding_are_left_out_and_named(corpus, tmp_path, caplog, content):
-    (corpus / "ann" / "a.txt").write_bytes(content)
-    (corpus / "bob" / "c.txt").write_bytes("\ufeffsaid by bob".encode())
-    assert degrade(corpus, tmp_path / "out")["failed"] == 0
-    rows = [json.loads(line) for line in (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()]
-    assert {row["source"]: row["text"] for row in rows if row["text"]} == {"bob/c.wav": "said by bob"}
-    (message,) = caplog.messages
-    assert f"{corpus / 'ann' / 'a.txt'}:1: " in message and "UTF-8" in message
-
-
-def workers_of(parent):
-    children = (Path(f"/proc/{parent}/task") / str(parent) / "children").read_text().split()
-    return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks for children in /proc")
-def test_workers_leave_with_a_killed_parent(corpus, tmp_path):
-    call = command(corpus, tmp_path / "out", "--copies", "5000", "--workers", "2", "--recipe", "open_miipher")
-    process = subprocess.Popen(call, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while len(workers := workers_of(process.pid)) < 2 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert len(workers) == 2
-    process.kill()
-    process.wait()
-    while any(Path(f"/proc/{pid}").is_dir() for pid in workers) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(Path(f"/proc/{pid}").is_dir() for pid in workers)

@@ -34,18 +34,8 @@ def test_features_of_a_folder_by_the_encoder_of_a_recipe(tmp_path, capsys):
     assert "done 0, failed 0, skipped 2" in capsys.readouterr().out
 
 
-def test_features_of_another_encoder_are_refused(tmp_path, capsys):
-    options = recipe(tmp_path / "recipe.yaml", description())
-    command = ["cache-features", str(corpus(tmp_path / "in", 1)), str(tmp_path / "out"), str(options)]
-    assert main(command) == 0
-    recipe(options, description(normalize=True))
-    assert main(command) == 1
-    assert "--overwrite true" in capsys.readouterr().err
-    assert main([*command, "--overwrite", "true"]) == 0
-
-
 def test_the_encoder_is_read_as_it_is_described(tmp_path):
-    encoder = read_encoder(recipe(tmp_path / "recipe.yaml", description(normalize=True)))
+    encoder, _ = read_encoder(recipe(tmp_path / "recipe.yaml", description(normalize=True)))
     assert encoder.layer == 2 and encoder.front.normalize and not encoder.training
     assert torch.equal(encoder.model.encoder.layers[0].final_layer_norm.weight, torch.ones(32))
 
@@ -56,9 +46,6 @@ def test_what_describes_no_trained_encoder_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"no model\.init_args\.encoder"):
         read_encoder(recipe(tmp_path / "none.yaml", None))
     adapters = {"class_path": "zoo.miipher.ParallelAdapters", "init_args": {"hidden_dim": 4}}
-    cleaner = {
-        "class_path": "zoo.miipher.Cleaner",
-        "init_args": {"backbone": description(), "adapters": adapters},
-    }
+    cleaner = {"class_path": "zoo.miipher.Cleaner", "init_args": {"backbone": description(), "adapters": adapters}}
     with pytest.raises(ValueError, match="name its run instead"):
         read_encoder(recipe(tmp_path / "cleaner.yaml", cleaner))

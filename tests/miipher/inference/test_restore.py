@@ -37,15 +37,6 @@ def test_the_length_is_exact(samples, rate, out):
     assert model(noise(samples), rate).shape == (expected,)
 
 
-def test_the_length_of_files_is_exact(tmp_path):
-    for samples, rate, out in [(1, 48000, 22050), (12345, 44100, 48000), (30001, 8000, 24000)]:
-        files.write(tmp_path / "in.wav", noise(samples), rate)
-        model = restorer(**SHORT, output_sample_rate=out)
-        model.process_file(tmp_path / "in.wav", tmp_path / "out.wav")
-        written = files.info(tmp_path / "out.wav")
-        assert (written.samples, written.sample_rate) == (max(round(samples * out / rate), 1), out)
-
-
 @pytest.mark.parametrize("samples", [5000, 16000, 16001, 40000, 99999, 200001])
 @pytest.mark.parametrize("loudness", ["keep", "input"])
 def test_chunks_equal_the_whole(samples, loudness):
@@ -53,12 +44,6 @@ def test_chunks_equal_the_whole(samples, loudness):
     chunked, complete = (restorer(**cut, loudness=loudness)(audio, 16000) for cut in (SHORT, FULL))
     assert np.abs(complete).max() > 0.01
     np.testing.assert_allclose(chunked, complete, atol=1e-5)
-
-
-def test_shifted_chunks_equal_the_whole():
-    model = restorer(**SHORT, loudness="keep")
-    audio = noise(100000)
-    np.testing.assert_allclose(model(audio, 16000, grid_shift_frames=15), model(audio, 16000), atol=1e-5)
 
 
 def test_a_file_gives_what_its_array_gives(tmp_path):
@@ -109,12 +94,6 @@ def test_levels_stay_sane():
     assert loudness(faint(audio, 16000), 8000) < loudness(audio, 16000) - 10  # at most 20 dB are added
 
 
-def test_a_sweep_passes_unchanged():
-    time = np.arange(80000) / 16000
-    sweep = (0.5 * np.sin(2 * np.pi * (50 * time + 600 * time**2))).astype(np.float32)
-    np.testing.assert_array_equal(copier(**SHORT, loudness="keep")(sweep, 16000), sweep)
-
-
 def test_real_encoders_are_taken():
     encoders = backbone(), cleaner(), backbone("hubert_preln", normalize=True)
     for encoder in encoders:
@@ -141,13 +120,6 @@ def test_what_does_not_fit_is_refused():
             make()
 
 
-def test_infinite_results_are_refused():
-    model = restorer()
-    model.generator.conv_post.bias.data.fill_(np.nan)
-    with pytest.raises(ValueError, match="NaN or infinite"):
-        model(noise(100), 16000)
-
-
 def test_features_of_files_are_mapped_frame_after_frame(tmp_path):
     model = FeatureExtractor(LocalEncoder().eval(), **SHORT)
     audio = noise(2, 90001, level=1.0)
@@ -161,15 +133,6 @@ def test_features_of_files_are_mapped_frame_after_frame(tmp_path):
     np.testing.assert_allclose(model(audio, 22050), complete, atol=1e-5)
     np.testing.assert_allclose(features, complete, atol=1e-3)
     assert model(noise(1), 16000).shape == (8, 1)
-
-
-def test_features_beyond_half_precision_are_refused(tmp_path):
-    encoder = LocalEncoder()
-    encoder.forward = lambda waveform, lengths=None: 1e6 * LocalEncoder.forward(encoder, waveform, lengths)
-    files.write(tmp_path / "in.wav", noise(16000), 16000)
-    with pytest.raises(ValueError, match=r"out\.npy: features of up to .* do not fit into float16"):
-        FeatureExtractor(encoder).process_file(tmp_path / "in.wav", tmp_path / "out.npy")
-    assert [path.name for path in tmp_path.iterdir()] == ["in.wav"]
 
 
 def wide() -> Generator:

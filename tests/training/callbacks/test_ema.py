@@ -8,7 +8,6 @@ from torch.utils.data import DataLoader
 
 from tests.training.callbacks.parts import make_trainer
 from zoo.training.callbacks.ema import EMA
-from zoo.training.callbacks.guard import LossGuard
 
 
 class Task(L.LightningModule):
@@ -133,16 +132,3 @@ def test_a_save_in_the_middle_of_an_evaluation_has_the_weights(fail, tmp_path):
     assert equal(saved["state_dict"], plain.state_dict()) and equal(task.state_dict(), plain.state_dict())
     assert torch.equal(saved["ema"]["shadow"]["net.0.weight"], task.seen[-1])
     assert not torch.equal(task.seen[-1], plain.net[0].weight)
-
-
-def test_skipped_batch_is_not_averaged():
-    batches = [torch.full((4, 2), float("nan")) if i == 3 else torch.randn(4, 2) for i in range(6)]
-    ema = EMA(["net"])
-    train(ema, LossGuard(), loader=DataLoader(batches, batch_size=None))
-    assert ema.updates == 5 and all(bool(value.isfinite().all()) for value in ema.shadow.values())
-
-
-@pytest.mark.parametrize("wrong", [{"modules": []}, {"decay": 1.0}, {"every_n_steps": 0}, {"modules": ["generator"]}])
-def test_wrong_arguments_are_named(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong)) if wrong != {"modules": ["generator"]} else "'generator'"):
-        train(EMA(**{"modules": ["net"], **wrong}))

@@ -8,7 +8,6 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader
 from toy_wing.data import PairData
@@ -90,12 +89,12 @@ def fit(task, guard, made, ckpt_path=None, **settings):
     return trainer, watch.states
 
 
-def assert_equal_files(a, b):
+def same(a, b):
     """Whether nested dictionaries and lists hold the same values."""
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(assert_equal_files(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(assert_equal_files, a, b))
+        return len(a) == len(b) and all(map(same, a, b))
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
@@ -106,10 +105,10 @@ def test_a_bad_batch_touches_nothing(change):
     guard = LossGuard(window=5)
     trainer, states = fit(Task(), guard, batches(x7=change))
     assert guard.skipped_batches == float(trainer.callback_metrics["train/skipped_batches"]) == 1
-    assert assert_equal_files(states[6], states[7]) and not assert_equal_files(states[7], states[8])
+    assert same(states[6], states[7]) and not same(states[7], states[8])
     without = batches()
     del without[7]
-    assert assert_equal_files(states[-1], fit(Task(), None, without)[1][-1])
+    assert same(states[-1], fit(Task(), None, without)[1][-1])
 
 
 @pytest.mark.parametrize("change", [{"x": torch.full((4, 8), NAN)}, {"x": 100 * torch.ones(4, 8)}])
@@ -117,25 +116,14 @@ def test_a_bad_batch_touches_nothing(change):
 def test_a_bad_batch_of_a_gan_touches_nothing(change, accumulate):
     guard = LossGuard(window=5, factor=20)
     _, states = fit(Adversarial(step=GANStep(accumulate=accumulate)), guard, batches(width=8, x7=change))
-    assert (
-        guard.skipped_batches == 1
-        and assert_equal_files(states[6], states[7])
-        and not assert_equal_files(states[7], states[8])
-    )
-
-
-def test_a_bad_generator_loss_skips_the_generator():
-    _, states = fit(Adversarial(), LossGuard(window=5), batches(width=8, x7={"scale": 1000.0}))
-    (before, (adam_g, _)), (after, (adam_g_after, _)) = states[6], states[7]
-    assert assert_equal_files(adam_g, adam_g_after)
-    assert all(torch.equal(before[key], after[key]) for key in before if key.startswith("generator"))
+    assert guard.skipped_batches == 1 and same(states[6], states[7]) and not same(states[7], states[8])
 
 
 def test_accumulated_batches_are_skipped_together_and_a_limit_holds_at_once():
     guard = LossGuard(limit=100.0)
     _, states = fit(Task(), guard, batches(6, x0={"scale": 1000.0}, x4={"scale": NAN}), accumulate_grad_batches=2)
     assert guard.skipped_batches == 2 and states[1][1][0]["state"] == {}
-    assert not assert_equal_files(states[1], states[3]) and assert_equal_files(states[3], states[5])
+    assert not same(states[1], states[3]) and same(states[3], states[5])
 
 
 def test_patience_ends_the_run_and_names_batch_terms_and_items():
@@ -169,14 +157,6 @@ def test_window_and_counters_are_restored(tmp_path):
     second = LossGuard("reduce", window=5)
     fit(Task(), second, batches(x0={"scale": 1000.0}), ckpt_path=tmp_path / "a.ckpt", max_epochs=2)
     assert second.skipped_batches == 2 and second.multiplier == 0.25
-
-
-def test_fp16_losses_are_unscaled():
-    guard = LossGuard(limit=100.0)
-    plugin = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=2.0**16))
-    _, states = fit(Task(), guard, batches(6, x3={"scale": NAN}), plugins=[plugin])
-    assert guard.skipped_batches == 1 and assert_equal_files(states[2], states[3])
-    assert all(loss < 100 for loss in guard.state_dict()["losses"][0])
 
 
 class Validated(ZooTask):
@@ -213,14 +193,6 @@ def validate(folder, callback, max_steps, ckpt_path=None):
     return trainer, task
 
 
-def test_a_plateau_lowers_the_rates_below_any_schedule(tmp_path):
-    trainer, task = validate(tmp_path, Plateau(patience=2, factor=0.1), 16)
-    moves = [before - after for before, after in itertools.pairwise(task.trail)]
-    # after step 12 there were two validations without improvement
-    assert moves == pytest.approx([(0.1 if step >= 12 else 1.0) * 0.5**step for step in range(16)], rel=0.02)
-    assert trainer.optimizers[0].param_groups[0]["lr"] == 0.5**16
-
-
 @pytest.mark.parametrize("killed", [8, 9, 10])
 @pytest.mark.parametrize(
     ("make", "steps", "end"),  # the ninth validation is the fourth without improvement
@@ -241,8 +213,6 @@ def test_resumed_as_if_never_killed(make, steps, end, killed, tmp_path):
     ("build", "message"),
     [
         (lambda: LossGuard(action="stop"), "action"),
-        (lambda: LossGuard(factor=1.0), "factor"),
-        (lambda: LossGuard(patience=0), "patience"),
         (lambda: Plateau(factor=1.0), "factor"),
         (lambda: validate(None, Plateau("val/x"), 3), "'val/x' is not logged"),
     ],

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 
 from tests.training.callbacks.parts import make_trainer
 from zoo.training.callbacks.media import log_table
+from zoo.training.callbacks.rng import RNGState
 from zoo.training.callbacks.samples import Samples
-from zoo.training.resume import RNGState
 from zoo.training.task import ZooTask
 
 EPOCHS = {"max_steps": -1, "check_val_every_n_epoch": 1}

@@ -1,10 +1,8 @@
-"""DeepSpeed on two gloo processes. The test starts this file as a script, which forks them from one import of torch."""
+"""DeepSpeed on two processes."""
 
 import json
 import logging
 import os
-import subprocess
-import sys
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,9 +11,9 @@ import lightning as L
 import pytest
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
+from tests.training.strategies.processes import distance, fork_ranks, run_script
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO
 from zoo.training.callbacks.ema import EMA
@@ -94,59 +92,39 @@ def refuse(world):
         clip = None if isinstance(task, Adversarial) else 0.1
         with pytest.raises(ValueError, match=name):
             trainer_of(2, world, gradient_clip_val=clip, **options).fit(task, Batches())
+    with pytest.raises(ValueError, match="stage"):
+        DeepSpeed(3)
 
 
-def worker(rank, port, folder, world, jobs):
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "NODE_RANK": "0"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
+def worker(rank, world, folder, jobs):
     logging.getLogger("lightning").setLevel("ERROR")
-    for job in jobs:
+    for job in json.loads(jobs):
         os.environ["WORLD_SIZE"] = str(world)  # Lightning's teardown removes it
         refuse(world) if job is None else fit(folder=folder, world=world, **job)
-
-
-def run(folder, world, *jobs):
-    """Do jobs in turn in processes of their own."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT")}
-    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    call = [sys.executable, __file__, str(folder), str(world), json.dumps(jobs)]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=400, env=environment)
-    assert done.returncode == 0, done.stderr[-4000:]
 
 
 def difference(folder, first, second):
     """The largest difference of weights, averages and optimizer states between two checkpoints."""
     a, b = (load_checkpoint(Path(folder) / f"{name}.ckpt") for name in (first, second))
     assert a["global_step"] == b["global_step"] and a["lr_schedulers"] == b["lr_schedulers"]
-    keys = "state_dict", "optimizer_states", "ema"
-    pairs = zip(*(tree_leaves({key: each[key] for key in keys}) for each in (a, b)), strict=True)
-    numbers = [(x, y) for x, y in pairs if not isinstance(x, bool | str | None)]
-    return max(float((torch.as_tensor(x) - torch.as_tensor(y)).abs().max()) for x, y in numbers)
+    return max(distance(a[key], b[key]) for key in ("state_dict", "optimizer_states", "ema"))
 
 
 def test_two_processes_equal_ddp_and_resume_exactly(tmp_path):
     part = dict(name="part", stage=2, epochs=1)
     stages = [dict(name=f"stage{stage}", stage=stage) for stage in range(3)]
-    run(tmp_path, 2, *stages, part, dict(name="resumed", stage=2, resume="part"), None)
+    jobs = [*stages, part, dict(name="resumed", stage=2, resume="part"), None]
+    run_script(__file__, 2, str(tmp_path), json.dumps(jobs))
     for name in ("stage1", "stage2"):
         assert difference(tmp_path, "stage0", name) <= 1e-5
         norms = [json.loads((tmp_path / f"{each}.json").read_text()) for each in ("stage0", name)]
         assert norms[0] == pytest.approx(norms[1], abs=1e-5) and norms[0] > 0.1  # so that it was clipped
     assert difference(tmp_path, "stage2", "resumed") == 0
-    run(tmp_path, 1, dict(name="one", resume="part"), dict(name="sharded_one", stage=1, resume="part"))
+    jobs = [dict(name="one", resume="part"), dict(name="sharded_one", stage=1, resume="part")]
+    run_script(__file__, 1, str(tmp_path), json.dumps(jobs))
     assert difference(tmp_path, "stage2", "one") <= 1e-5
     assert difference(tmp_path, "stage2", "sharded_one") <= 1e-5
 
 
-def test_stage_3_is_refused():
-    with pytest.raises(ValueError, match="stage"):
-        DeepSpeed(3)
-
-
 if __name__ == "__main__":
-    from torch.distributed.elastic.utils.distributed import get_free_port
-    from torch.multiprocessing import start_processes
-
-    folder, world, jobs = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
-    start_processes(worker, args=(get_free_port(), folder, world, jobs), nprocs=world, start_method="fork")
+    fork_ranks(worker)

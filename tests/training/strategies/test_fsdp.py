@@ -1,8 +1,6 @@
-"""FSDP on gloo processes. The tests start this file as a script, which forks them from one import of torch."""
+"""FSDP on two processes."""
 
 import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -13,15 +11,16 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from tests.training.strategies.processes import distance, fork_ranks, run_script
 from zoo.runs.checkpoints import find_checkpoint, load_checkpoint
 from zoo.training.adversarial import Discriminator
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints
 from zoo.training.callbacks.ema import EMA
 from zoo.training.callbacks.guard import LossGuard
 from zoo.training.callbacks.metrics import TrainingMetrics
+from zoo.training.callbacks.rng import RNGState
 from zoo.training.datamodule import ZooDataModule
 from zoo.training.gan import GANStep, GANTask
-from zoo.training.resume import RNGState
 from zoo.training.strategies.fsdp import FSDP
 from zoo.training.task import SingleOptimizerTask
 
@@ -162,19 +161,8 @@ def train(case, folder, strategy, steps=STEPS, checkpoint=None):
     return {key: float(value) for key, value in trainer.callback_metrics.items()}
 
 
-def start(world, plan, folder):
-    """Run `plan` (steps of the script below) on so many processes."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT")}
-    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, __file__, str(world), str(folder), *plan]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
-    assert done.returncode == 0, done.stderr[-4000:]
-
-
-def worker(rank, world, port, folder, plan):
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "NODE_RANK": "0"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
+def worker(rank, world, folder, *plan):
+    folder = Path(folder)
     for entry in plan:  # case:strategy:place:steps:former place
         os.environ["WORLD_SIZE"] = str(world)  # Lightning's teardown removes it
         case, strategy, place, steps, former = entry.split(":")
@@ -188,23 +176,13 @@ def last(folder):
     return load_checkpoint(find_checkpoint(folder))
 
 
-def distance(first, second):
-    if isinstance(first, torch.Tensor):
-        return float((first - second).abs().max()) if first.numel() else 0.0
-    if isinstance(first, dict):
-        assert first.keys() == second.keys()
-        return max((distance(first[key], second[key]) for key in first), default=0.0)
-    if isinstance(first, list | tuple):
-        return max((distance(a, b) for a, b in zip(first, second, strict=True)), default=0.0)
-    return 0.0
-
-
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
     plan = [f"{case}:{strategy}:{case}_{strategy}:{STEPS}:" for case in CASES for strategy in ("ddp", "fsdp")]
     plan += [f"gan:fsdp:first:{STEPS - 2}:"]
-    start(2, [*plan, f"gan:fsdp:second:{STEPS}:first", f"gan:ddp:mixed:{STEPS}:first"], folder)
+    plan += [f"gan:fsdp:second:{STEPS}:first", f"gan:ddp:mixed:{STEPS}:first"]
+    run_script(__file__, 2, str(folder), *plan)
     return folder
 
 
@@ -251,9 +229,4 @@ def test_one_process_goes_on_with_shards(pair, tmp_path):
 
 
 if __name__ == "__main__":
-    from torch.distributed.elastic.utils.distributed import get_free_port
-    from torch.multiprocessing import start_processes
-
-    count = int(sys.argv[1])
-    arguments = (count, get_free_port(), Path(sys.argv[2]), sys.argv[3:])
-    start_processes(worker, args=arguments, nprocs=count, start_method="fork")
+    fork_ranks(worker)

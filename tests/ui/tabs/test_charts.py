@@ -35,7 +35,6 @@ def test_terms_are_grouped_by_prefix() -> None:
         "Validation": ["val/mel_l1"],
         "odd": ["odd"],
     }
-    assert arrange_panels(["epoch"]) == arrange_panels([]) == {}
 
 
 def test_several_runs_have_a_color_each_and_dash_the_validation() -> None:
@@ -47,5 +46,3 @@ def test_several_runs_have_a_color_each_and_dash_the_validation() -> None:
         ("smoke/1 val/loss", 0, True),
         ("smoke/2 val/loss", 1, True),
     ]
-    single = panel_lines(panel, {"": curves})
-    assert [(COLORS.index(line.color), line.dashed) for line in single] == [(0, False), (1, False)]

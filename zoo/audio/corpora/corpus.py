@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from zoo.audio.io import files
-from zoo.common.journal import read_lines
+from zoo.common.foreign_files import read_lines
 
 CACHES = "runs/cache"
 PEAK = 0.95  # of full scale, of normalized training clips
 MAX_EXAMPLES = 5  # names in a message
 _LOG = logging.getLogger(__name__)
+MAX_HELD_OUT_SHARE = 0.75
 
 
 @dataclass(frozen=True)
@@ -227,10 +228,19 @@ def match_companions(names: Sequence[str], others: Sequence[str]) -> list[list[i
 
 
 def split_last_items(count: int, items: int) -> tuple[range, range]:
-    """Number the clips for training and, the last ones, for validation; one empty set is a ValueError."""
-    held_out = min(max(items, 0), count)
-    if not 0 < held_out < count:
-        raise ValueError(f"{held_out} of {count} clips are for validation: both sets need at least one")
+    """Number the clips for training and, the last ones, for validation.
+
+    A tenth is held out, with a message, where `items` would leave less than a quarter of the clips for training.
+
+    Raises:
+        ValueError: there are fewer than two clips, or no item is asked for.
+    """
+    if items < 1 or count < 2:
+        raise ValueError(f"data.split.items is {items} for {count} clips; expected 1 or more for each of both sets")
+    held_out = items
+    if items > count * MAX_HELD_OUT_SHARE:
+        held_out = max(1, count // 10)
+        _LOG.info("data.split.items is %d for %d clips: the last %d are for validation", items, count, held_out)
     return range(count - held_out), range(count - held_out, count)
 
 

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from zoo.audio.corpora.corpus import MAX_EXAMPLES, unique_stems, without_suffix
 from zoo.audio.io import files
 from zoo.common.checks import check_one_of
-from zoo.common.journal import read_lines
+from zoo.common.foreign_files import read_lines
 
 CorpusKind = Literal["auto", "ljspeech", "libritts_r", "jvs", "fleurs_r", "tree"]
 LIBRITTS_SPLITS = (

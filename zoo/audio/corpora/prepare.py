@@ -15,7 +15,8 @@ from zoo.audio.corpora.cache import build_cache
 from zoo.audio.corpora.corpus import CACHES, MAX_EXAMPLES, cache_dir, split_last_items
 from zoo.audio.corpora.layouts import CorpusKind, Utterance, find_corpus_root, list_utterances
 from zoo.audio.io import files
-from zoo.common.atomic_files import extract_archive, write_atomic
+from zoo.common.atomic_files import write_atomic
+from zoo.common.foreign_files import extract_archive
 
 MANIFEST_NAME = "manifest.jsonl"
 LJSPEECH_VALIDATION = 150  # of the split that HiFi-GAN's authors ship; they train on the other 12,950

@@ -25,9 +25,10 @@ from zoo.audio.evaluation.similarity import SpeakerSimilarity
 from zoo.audio.evaluation.summary import MetricColumn, failure_lines, summarize, summary_table
 from zoo.audio.io import files
 from zoo.audio.io.resample import resample_array
-from zoo.common.journal import Journal, format_error, read_lines
+from zoo.audio.parallel import map_in_processes
+from zoo.common.foreign_files import read_lines
+from zoo.common.journal import Journal, format_error
 from zoo.common.locks import writes_into
-from zoo.common.parallel import map_in_processes
 from zoo.common.reports import Row, write_report
 from zoo.common.statistics import LEVEL
 

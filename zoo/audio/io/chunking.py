@@ -9,7 +9,7 @@ from itertools import groupby, islice
 import numpy as np
 
 from zoo.audio.io.resample import StreamResampler
-from zoo.common.checks import check_at_least, check_within
+from zoo.common.checks import check_at_least
 
 Compute = Callable[[np.ndarray, Sequence[int]], np.ndarray]
 Span = tuple[int, int]
@@ -57,21 +57,18 @@ class Chunker:
         """Units of a signal, at least one."""
         return max(-(-samples // self.unit_samples), 1)
 
-    def spans(self, samples: int, shift: int = 0) -> list[Span]:
-        """List (start, stop) in units of the chunks; a shift below the stride moves all inner ends forward."""
+    def spans(self, samples: int) -> list[Span]:
+        """List (start, stop) in units of the chunks."""
         stride = self.window - self.overlap
-        check_within(0, stride - 1, shift=shift)
         total = self.units(samples)
-        spans = [(0, self.window - shift)]
+        spans = [(0, self.window)]
         while spans[-1][1] < total:
             stop = spans[-1][1] + stride
             spans.append((stop - self.window, stop))
         spans[-1] = (max(total - self.window, 0) if len(spans) > 1 else 0, total)
         return spans
 
-    def process(
-        self, blocks: Iterable[np.ndarray], samples: int, compute: Compute, shift: int = 0
-    ) -> Iterator[np.ndarray]:
+    def process(self, blocks: Iterable[np.ndarray], samples: int, compute: Compute) -> Iterator[np.ndarray]:
         """Compute a stream of known length.
 
         Args:
@@ -82,7 +79,7 @@ class Chunker:
         Yields:
             Pieces (C, ..., m); together (C, ..., units(samples) * scale).
         """
-        spans = self.spans(samples, shift)
+        spans = self.spans(samples)
         chunks = zip(spans, self._compute_batches(blocks, spans, samples, compute), strict=True)
         yield from self._join_chunks((span, span == spans[-1], chunk) for span, chunk in chunks)
 

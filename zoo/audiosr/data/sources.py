@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from zoo.audio.corpora.cache import CorpusCache, relative_names
-from zoo.audio.corpora.corpus import MAX_EXAMPLES, PEAK, Corpus, MemoryCorpus, corpus_files
+from zoo.audio.corpora.corpus import MAX_EXAMPLES, PEAK, Corpus, MemoryCorpus, corpus_files, match_companions
 from zoo.audio.io import files
 
 log = logging.getLogger(__name__)
@@ -68,28 +67,18 @@ def _part(root: Path, paired: bool, high: Sequence[Path], lists: tuple[str | Non
         raise ValueError(f"data: no audio file ({', '.join(files.AUDIO_SUFFIXES)}) of {folder} to use")
     if not paired:
         return Part(folder, high, [], root / LOW, lists)
-    if folder == root or not (root / LOW).is_dir():
-        raise FileNotFoundError(f"data.init_args.mode paired: expected the folders {root / HIGH} and {root / LOW}")
-    return Part(folder, high, _find_counterparts(folder, high, root / LOW), root / LOW, lists)
-
-
-def _find_counterparts(folder: Path, high: Sequence[Path], low: Path) -> list[Path]:
-    """Find the counterpart of each file: the same path below its folder, whatever the suffix."""
-    low_paths = files.find_audio_files(low)
-    low_stems, high_stems = (
-        [path.relative_to(parent).with_suffix("").as_posix() for path in paths]
-        for parent, paths in ((low, low_paths), (folder, high))
-    )
-    twice = [stem for stems in (low_stems, high_stems) for stem, count in Counter(stems).items() if count > 1]
-    if twice:
-        raise ValueError(f"{low} and {folder}: {twice[0]} is there twice, with two suffixes; remove one of them")
-    by_stem = dict(zip(low_stems, low_paths, strict=True))
-    if missing := [stem for stem in high_stems if stem not in by_stem]:
+    low_folder = root / LOW
+    if folder == root or not low_folder.is_dir():
+        raise FileNotFoundError(f"data.init_args.mode paired: expected the folders {root / HIGH} and {low_folder}")
+    low = files.find_audio_files(low_folder)
+    names = relative_names(high, folder)
+    companions = match_companions(names, relative_names(low, low_folder))
+    if misfits := [name for name, numbers in zip(names, companions, strict=True) if len(numbers) != 1]:
         raise ValueError(
-            f"data.init_args.mode paired: {len(missing)} of {len(high)} files of {folder} have no counterpart of their "
-            f"name in {low}: {', '.join(missing[:MAX_EXAMPLES])}"
+            f"data.init_args.mode paired: {len(misfits)} of {len(high)} files of {folder} have no counterpart of their "
+            f"name in {low_folder}, or several: {', '.join(misfits[:MAX_EXAMPLES])}"
         )
-    return [by_stem[stem] for stem in high_stems]
+    return Part(folder, high, [low[number] for (number,) in companions], low_folder, lists)
 
 
 def read_into_memory(cache: CorpusCache) -> MemoryCorpus:

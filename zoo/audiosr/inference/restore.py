@@ -65,7 +65,6 @@ class RecordingRestoration:
             self.cutoff_hz = self.restorer.restore.cutoff_hz
         self.peaks = np.zeros(self.channels)
         self.chunks = 0  # per channel
-        self.match = 1.0  # factor on the generated band
         self.gain = 1.0  # factor on the result
 
     def analyze(self) -> None:
@@ -89,9 +88,9 @@ class RecordingRestoration:
             spectrum = StreamSpectrum()
             for piece in spectrum.observe(self._run_nets(self.cutoff_hz)):
                 _store(first, piece)
-            self.match = match_level(self._reference().total, spectrum.total, self.cutoff_hz, rate)
             low, high = crossover_gains(self.cutoff_hz, rate)
-            pieces = filter_and_sum([pieces, self._read_stored(first)], [low, self.match * high], self.samples)
+            high *= match_level(self._reference().total, spectrum.total, self.cutoff_hz, rate)
+            pieces = filter_and_sum([pieces, self._read_stored(first)], [low, high], self.samples)
         peak = 1.0
         for piece in pieces:
             peak = max(peak, float(np.abs(piece).max()))
@@ -260,8 +259,8 @@ class Restorer(AudioInference):
 
     def plot(self, signals: Mapping[str, Tensor | np.ndarray], cutoff_hz: float | None) -> Figure:
         """Draw the spectrograms of signals (T,) by name, without that of a ceiling."""
-        shown = {name: each for name, each in signals.items() if name != "ceiling"}
-        return plot_spectrograms(shown, self.sample_rate, cutoff_hz)
+        spectra = {name: each for name, each in signals.items() if name != "ceiling"}
+        return plot_spectrograms(spectra, self.sample_rate, cutoff_hz)
 
     def ceiling(self, low: np.ndarray, high: np.ndarray, sample_rate: int, cutoff_hz: float) -> np.ndarray:
         """Compute a perfect denoiser's result: target through autoencoder and vocoder, with the input's low band."""
@@ -270,8 +269,8 @@ class Restorer(AudioInference):
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
         """Restore an audio file; returns what was done.
 
-        Among it `cutoff_hz`, half the sample rate of a full band; `chunks` per channel; `gain`, below 1 where the
-        result would have left full scale; `match`, the factor on the generated band.
+        Among it `cutoff` ("estimated", "given", "none" where the input is only resampled) and `cutoff_hz`, half the
+        sample rate of a full band; `chunks` per channel; `gain`, below 1 where the result would have left full scale.
         """
         started = time.perf_counter()
         header = files.info(source)
@@ -298,12 +297,11 @@ class Restorer(AudioInference):
             "sample_rate": self.sample_rate,
             "channels": header.channels,
             "cutoff_hz": round(self.sample_rate / 2 if run.cutoff_hz is None else run.cutoff_hz, 3),
-            "cutoff": "found" if self.restore.cutoff_hz is None else "given",
+            "cutoff": "none" if run.cutoff_hz is None else "estimated" if self.restore.cutoff_hz is None else "given",
             "restored": run.cutoff_hz is not None,
             "chunks": run.chunks,
             "real_time_factor": (time.perf_counter() - started) / seconds,
             "gain": run.gain,
-            "match": run.match,
             "picture": None if picture is None else picture.name,
         }
 

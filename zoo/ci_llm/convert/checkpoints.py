@@ -18,7 +18,7 @@ from zoo.ci_llm.nets.backbone import ALL_LINEAR, Backbone
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.common.registry import public_name
 from zoo.convert.engine import EMA_NOTE, ConvertedModel, read_zoo_checkpoint
-from zoo.runs import frozen
+from zoo.runs import frozen_files
 from zoo.runs.load import build_component
 
 INFERENCE = "zoo.ci_llm.TextGenerator"
@@ -148,11 +148,11 @@ def read_checkpoint(source: Path, backbone: Path | str | None) -> tuple[Adapters
     arguments, records = dict(described["backbone"]["init_args"]), checkpoint.get("frozen", {})
     path = f"{COMPONENT}.backbone"
     components = copy.deepcopy(specs["components"])
-    copies = frozen.use_local_copies(components, records, source.parent)
+    copies = frozen_files.use_local_copies(components, records, source.parent)
     folder = backbone if backbone is not None else copies.get(path)
     if folder is not None and path in records:
         base = Backbone(**{**arguments, "source": str(folder), "revision": None, "config": None})
-        frozen.verify_frozen_weights({path: base}, {path: records[path]}, str(source))
+        frozen_files.verify_frozen_weights({path: base}, {path: records[path]}, str(source))
     original = specs.get("original_config") or {}
     form = {key: str(arguments.get(key, value)) for key, value in (("dtype", "float32"), ("quantization", "none"))}
     progress = original.get("progress") or {"epoch": checkpoint.get("epoch", 0), "global_step": 0, "config": {}}

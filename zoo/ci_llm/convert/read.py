@@ -16,7 +16,7 @@ from torch import Tensor
 from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.nets.agents import LINEAR_LAYERS, PEFT_PREFIX
 from zoo.ci_llm.nets.backbone import ALL_LINEAR
-from zoo.common.journal import load_json
+from zoo.common.foreign_files import load_json
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.convert.engine import OriginalFile
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from zoo.common.journal import load_json, read_lines
+from zoo.common.foreign_files import load_json, read_lines
 
 TABLES = (".parquet", ".arrow", ".feather")
 PARTS = (".jsonl", *TABLES)  # in a folder of one split; the .json files of Hugging Face there are metadata

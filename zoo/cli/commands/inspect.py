@@ -19,7 +19,7 @@ from zoo.common.systems import list_systems
 from zoo.convert.engine import load_original
 from zoo.runs.checkpoints import HASH_SUFFIX, find_checkpoints, is_valid_checkpoint
 from zoo.runs.components import is_export, read_export_config
-from zoo.runs.frozen import describe_record
+from zoo.runs.frozen_files import describe_record
 from zoo.runs.run_info import path_size
 
 Components = dict[str, list[tuple[int, str]]]

@@ -78,7 +78,7 @@ class ImageData(FlowData):
 
     - scikit-learn's digits (8 x 8 pixels, ten classes), when neither `root` nor `hub` is given;
     - a folder with one folder of images per class, or with such folders in `train` and `val` (or `test`, in any case),
-      as AFHQ has;
+      as AFHQ has; a folder of images alone has no classes;
     - the Hugging Face hub, which was not run here.
 
     Where the source has no validation set, a part of each class is held out. Counts by class and a checksum are logged.
@@ -229,7 +229,7 @@ class ImageData(FlowData):
             raise ValueError(f"{images.name}: no image can be read of the classes {', '.join(empty)}")
         counts = [f"{name} {count}" for name, count in images.counts().items()]
         more = [f"{len(counts) - SHOWN_CLASSES} more"] if len(counts) > SHOWN_CLASSES else []
-        listed = ", ".join(counts[:SHOWN_CLASSES] + more)
+        listed = ", ".join(counts[:SHOWN_CLASSES] + more) or "no classes"
         if self.max_per_class > 0:
             listed += f"; at most the first {self.max_per_class} of each class, by max_per_class"
         size = f"{self.framing.resolution} x {self.framing.resolution} pixels, {self.framing.channels} channels"

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from zoo.common.journal import read_lines
+from zoo.common.foreign_files import read_lines
 from zoo.flow.data.images import ArrayImages, FileImages, ImageSource
 
 log = logging.getLogger(__name__)
@@ -97,16 +97,16 @@ def folder(path: Path, limit: int = 0, flat: bool = False) -> ImageSet:
     """One folder of images per class, as torchvision's ImageFolder has them; images may lie deeper.
 
     Folders without images are named and skipped; hidden files are not seen. Classes are in sorted order; of each the
-    first `limit` images are used, all where it is 0 or less.
-
-    Args:
-        flat: where images lie in the folder itself, they are all there are, and have no class.
+    first `limit` images are used, all where it is 0 or less. Where there are none, or with `flat`, the images are those
+    of the folder itself, without a class.
     """
     if not path.is_dir():
         raise FileNotFoundError(f"no folder {path}: expected one with a folder of images per class")
     limit = limit if limit > 0 else sys.maxsize
-    if flat and (files := image_files(path.glob("[!.]*"))[:limit]):
-        return ImageSet(str(path), [], [0] * len(files), FileImages(path, files))
+    loose = image_files(path.glob("[!.]*"))[:limit]
+    unlabelled = ImageSet(str(path), [], [0] * len(loose), FileImages(path, loose))
+    if flat and loose:
+        return unlabelled
     names: list[str] = []
     paths: list[Path] = []
     labels: list[int] = []
@@ -119,11 +119,11 @@ def folder(path: Path, limit: int = 0, flat: bool = False) -> ImageSet:
         names.append(subfolder.name)
         paths += files
         labels += [len(names)] * len(files)
-    if not names:
-        raise ValueError(f"{path} has no folder with images ({', '.join(SUFFIXES)})")
+    if not names and not loose:
+        raise ValueError(f"{path} has no images ({', '.join(SUFFIXES)}), neither in folders of classes nor itself")
     if stray:
         log.warning("%s: skipped folders without images: %s", path, ", ".join(stray))
-    return ImageSet(str(path), names, labels, FileImages(path, paths))
+    return ImageSet(str(path), names, labels, FileImages(path, paths)) if names else unlabelled
 
 
 def find_splits(root: Path) -> list[Path]:

@@ -83,13 +83,13 @@ class LatentItems(Items):
         images: whose latents they are; labels, seeds and mirrors follow theirs.
         moments: of these images, in their order.
         pooled: which item's noise an item gets; its own by default.
-        draw: draw a latent in each epoch; otherwise, and in evaluation, it is the mean.
+        sample: sample a latent in each epoch; otherwise it is the mean.
     """
 
-    def __init__(self, images: Items, moments: LatentShards, pooled: PooledTransport | None, draw: bool) -> None:
+    def __init__(self, images: Items, moments: LatentShards, pooled: PooledTransport | None, sample: bool) -> None:
         self.images = images
         self.moments = moments
-        self.draw = draw
+        self.sample = sample
         self.indices = list(range(len(images)))
         self.labels = images.labels
         self.seed = images.seed
@@ -110,7 +110,7 @@ class LatentItems(Items):
         seeds = [item_seed(self.seed, *place) for place in places]
         copies = self.mirrored(seeds).int().tolist()
         moments = self.moments([item for _, item in places], copies)
-        if not self.draw:
+        if not self.sample:
             return moments.chunk(2, dim=1)[0], seeds
         shape = (moments.shape[1] // 2, *moments.shape[2:])
         return sample_posterior(moments, noise([item_seed(seed, 0, POSTERIOR) for seed in seeds], shape)), seeds
@@ -135,7 +135,6 @@ class LatentData(FlowData):
         cache: folder below which the shards lie.
         shard_size: images of a shard.
         chunk: images encoded together.
-        draw: draw each latent from its distribution in every epoch; false takes the mean.
         kwargs: of FlowData.
     """
 
@@ -146,7 +145,6 @@ class LatentData(FlowData):
         cache: str = CACHES,
         shard_size: int = 1024,
         chunk: int = 32,
-        draw: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(batch_size, **kwargs)
@@ -157,7 +155,6 @@ class LatentData(FlowData):
         self.cache = Path(cache)
         self.shard_size = shard_size
         self.chunk = chunk
-        self.draw = draw
 
     def prepare_data(self) -> None:
         """Let the images prepare themselves."""
@@ -197,7 +194,7 @@ class LatentData(FlowData):
             shards.append((items, stem))
         self.trainer.strategy.barrier("latents")
         train, val = ((items, LatentShards(stem, len(items), self.shard_size)) for items, stem in shards)
-        self.train_set = LatentItems(*train, self.pooled, self.draw)
+        self.train_set = LatentItems(*train, self.pooled, True)
         self.val_set = LatentItems(*val, None, False)
         self.file_facts = (*self.images.file_facts, digest)
 
@@ -207,7 +204,7 @@ class LatentData(FlowData):
         totals, count = np.zeros((2, self.sample_shape[0])), 0
         for shard in train_set.moments.arrays():
             mean, log_variance = np.split(np.asarray(shard, dtype=np.float64), 2, axis=2)  # (N, copies, C, h, w)
-            square = mean**2 + (np.exp(log_variance) if self.draw else 0)
+            square = mean**2 + np.exp(log_variance)
             totals += np.stack([mean.sum(axis=(0, 1, 3, 4)), square.sum(axis=(0, 1, 3, 4))])
             count += mean.size // mean.shape[2]
         average, squared = torch.from_numpy(totals / count)

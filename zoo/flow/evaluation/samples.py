@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import zipfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,21 @@ class SampleSet:
 def quantise_samples(images: Tensor, labels: Sequence[int] | None = None) -> SampleSet:
     """Clip and round images (N, C, H, W), float in [-1, 1], to 8 bits, as a file would hold them."""
     return SampleSet(to_pixels(images), None if labels is None else list(labels))
+
+
+def matching_labels(labels: Sequence[int], count: int) -> list[int]:
+    """So many labels, sorted, in the proportions of others: the classes' shares then add nothing to a distance.
+
+    Source: the method of largest remainders.
+    """
+    if count < 1 or not labels:
+        raise ValueError(f"expected a count of at least 1 and some labels, found {count} and {len(labels)} labels")
+    shares = {label: count * number / len(labels) for label, number in sorted(Counter(labels).items())}
+    counts = {label: int(share) for label, share in shares.items()}
+    by_remainder = sorted(shares, key=lambda label: counts[label] - shares[label])
+    for label in by_remainder[: count - sum(counts.values())]:
+        counts[label] += 1
+    return [label for label, number in counts.items() for _ in range(number)]
 
 
 def read_samples(path: Path, resolution: int | None = None, channels: int | None = None) -> SampleSet:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zoo.common.journal import read_lines
+from zoo.common.foreign_files import read_lines
 from zoo.flow import rendering
 from zoo.flow.data.images import FileImages, Framing
 from zoo.flow.process.conditions import GenerationConditions

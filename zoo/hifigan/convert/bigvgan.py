@@ -110,15 +110,19 @@ def discriminators(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {"mpd": mpd, "mrd": mrd}
 
 
+def adversarial_weights(*names: str) -> dict[str, float]:
+    """Return the weights of discriminators' terms, those of HiFi-GAN and BigVGAN."""
+    terms = {"g/adv_": 1.0, "g/fm_": 2.0, "d/": 1.0}
+    return {f"{term}{name}": weight for name in names for term, weight in terms.items()}
+
+
 def model_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the task's arguments other than HiFi-GAN's: losses, clipping, discriminators, schedule by batches."""
     mel_key = "g/multi_mel" if config.get("use_multiscale_melloss", False) else "g/mel"
     weights = {"g/mel": 0.0, mel_key: config.get("lambda_melloss", 45.0)}
-    for name in ("mpd", "mrd"):
-        weights |= {f"g/adv_{name}": 1.0, f"g/fm_{name}": 2.0, f"d/{name}": 1.0}
     arguments = {
         "discriminators": discriminators(config),
-        "loss_weights": weights,
+        "loss_weights": weights | adversarial_weights("mpd", "mrd"),
         "step": dict.fromkeys(("clip_g", "clip_d"), float(config.get("clip_grad_norm", 1000.0))),
         "scheduler_interval": "step",
     }

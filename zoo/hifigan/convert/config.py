@@ -56,15 +56,6 @@ DEFAULTS: dict[str, Any] = {
     "dist_config": {"dist_backend": "nccl", "dist_url": "tcp://localhost:54321", "world_size": 1},
 }
 MAX_EPOCHS = 3100  # default of the original's --training_epochs
-LOSS_WEIGHTS = {
-    "g/mel": 45.0,
-    "g/adv_mpd": 1.0,
-    "g/adv_msd": 1.0,
-    "g/fm_mpd": 2.0,
-    "g/fm_msd": 2.0,
-    "d/mpd": 1.0,
-    "d/msd": 1.0,
-}
 
 
 def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
@@ -103,7 +94,7 @@ def to_recipe(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         "optimizer_d": optimizer,
         "scheduler_g": scheduler,
         "scheduler_d": scheduler,
-        "loss_weights": dict(LOSS_WEIGHTS),
+        "loss_weights": {"g/mel": 45.0, **bigvgan.adversarial_weights("mpd", "msd")},
         "sample_rate": config["sampling_rate"],
     }
     mapped = {*GENERATOR_KEYS, *MEL_KEYS, *DATA_KEYS, *OTHER_KEYS}

@@ -14,34 +14,13 @@ from torch import Tensor, nn
 from zoo.common.atomic_files import write_atomic
 from zoo.common.build import build
 from zoo.common.registry import public_name
-from zoo.convert.engine import (
-    EMA_NOTE,
-    ConvertedModel,
-    Converter,
-    ZooCheckpoint,
-    count_tensors,
-    read_zoo_checkpoint,
-)
+from zoo.convert import engine
+from zoo.convert.engine import EMA_NOTE, ConvertedModel, Converter, ZooCheckpoint
 from zoo.convert.settings import read_settings_file
 from zoo.convert.tensor_names import State, group_by_component
-from zoo.hifigan.convert import bigvgan
+from zoo.hifigan.convert import bigvgan, layouts
 from zoo.hifigan.convert.config import CONFIG_NAME, DEFAULTS, generator_spec, original_config, to_recipe
-from zoo.hifigan.convert.layouts import (
-    FILE_NAME,
-    NETS,
-    Config,
-    HifiganFile,
-    build_generator,
-    check_convertible,
-    check_finite,
-    checkpoint_files,
-    detect_layout,
-    discriminator_specs,
-    read_settings,
-    strip_all_wrappers,
-    to_original_names,
-    with_weight_norm_state,
-)
+from zoo.hifigan.convert.layouts import FILE_NAME, NETS, Config, HifiganFile
 from zoo.hifigan.convert.vocos import VocosConverter
 from zoo.hifigan.nets.bigvgan import BigVGAN
 from zoo.hifigan.nets.generator import Generator
@@ -64,7 +43,7 @@ class HifiganConverter(Converter[HifiganFile]):
     def is_original(self, path: Path | str, content: Any = None) -> bool:
         """Return whether a path is a HiFi-GAN file of another project, or a folder with a `g_*` file, by its name."""
         try:
-            file = checkpoint_files(Path(path))[0]
+            file = layouts.checkpoint_files(Path(path))[0]
         except FileNotFoundError:
             return False
         return bool(FILE_NAME.fullmatch(file.name)) or super().is_original(file, content)
@@ -73,7 +52,7 @@ class HifiganConverter(Converter[HifiganFile]):
         """Read a file of another project, together with its pair; see `Converter.read`."""
         originals = [
             super(HifiganConverter, self).read(file, content=content if file == path else None)
-            for file in checkpoint_files(path)
+            for file in layouts.checkpoint_files(path)
         ]
         first, last = originals[0], originals[-1]
         return replace(first, state={**first.state, **last.state}, training=last.training)
@@ -82,7 +61,7 @@ class HifiganConverter(Converter[HifiganFile]):
         """Recognise the layout of a loaded file; see `Converter.parse_content`."""
         if "prenet" in content or "generator_modules" in content:
             raise ValueError(f"{path} is a vocoder of Miipher-2 with a prenet: convert it with `zoo convert miipher`")
-        original = detect_layout(strip_all_wrappers(content))
+        original = layouts.detect_layout(layouts.strip_all_wrappers(content))
         if original is None:
             model = content.get("model")
             raise self._unknown(path, [f"model/{key}" for key in model] if isinstance(model, Mapping) else content)
@@ -90,11 +69,13 @@ class HifiganConverter(Converter[HifiganFile]):
 
     def describe_content(self, original: HifiganFile, path: Path) -> dict[str, Any]:
         """Summarise a file; see `Converter.describe_content`."""
-        files = checkpoint_files(path)
+        files = layouts.checkpoint_files(path)
         facts: dict[str, Any] = {
             "files": [file.name for file in files],
             "fused": original.is_fused,
-            "parts": {name: count_tensors(original.component(name)) for name in NETS if original.component(name)},
+            "parts": {
+                name: engine.count_tensors(original.component(name)) for name in NETS if original.component(name)
+            },
             **original.training,
         }
         config = files[0].with_name(CONFIG_NAME)
@@ -108,17 +89,17 @@ class HifiganConverter(Converter[HifiganFile]):
             config: the original's settings, or the path of its config.json; by default the one next to the file.
         """
         path = Path(path)
-        return build_generator(self.read(path), read_settings(path, config), path)
+        return layouts.build_generator(self.read(path), layouts.read_settings(path, config), path)
 
     def _task_state(self, original: HifiganFile, path: Path) -> State:
-        check_finite(original.state, path)
-        return with_weight_norm_state(original.state)
+        layouts.check_finite(original.state, path)
+        return layouts.with_weight_norm_state(original.state)
 
     def to_zoo(self, original: HifiganFile, source: Path, is_checkpoint: bool) -> ConvertedModel:
         """Build what a checkpoint or an export holds; see `Converter.to_zoo`."""
-        check_finite(original.state, source)
-        settings = read_settings(source)
-        generator = build_generator(original, settings, source)
+        layouts.check_finite(original.state, source)
+        settings = layouts.read_settings(source)
+        generator = layouts.build_generator(original, settings, source)
         recipe, unmapped = to_recipe({"num_mels": generator.in_channels, **settings})
         arguments = recipe["model"]["init_args"]
         front_end = "sample_rate" if arguments["mel"] is None else "mel"
@@ -128,7 +109,7 @@ class HifiganConverter(Converter[HifiganFile]):
             if generator.conditioner is not None:
                 raise ValueError(f"{source} has a conditioner: convert it with `zoo convert miipher`")
             arguments["generator"]["init_args"]["padding_mode"] = generator.padding_mode
-        file = checkpoint_files(source)[0]
+        file = layouts.checkpoint_files(source)[0]
         match = FILE_NAME.fullmatch(file.name)
         # the original counts from zero and saves after the step in the name
         batches = 1 + int(original.training.get("steps", int(match[2]) if match else -1))
@@ -142,8 +123,8 @@ class HifiganConverter(Converter[HifiganFile]):
             usage=AUDIO_USAGE if front_end == "mel" else FEATURES_USAGE,
         )
         if is_checkpoint:
-            model.state = with_weight_norm_state(original.state)
-            arguments["discriminators"].update(discriminator_specs(model.state, source, settings))
+            model.state = layouts.with_weight_norm_state(original.state)
+            arguments["discriminators"].update(layouts.discriminator_specs(model.state, source, settings))
             model.notes = [f"config: {key} has no counterpart" for key in unmapped]
             model.epoch = original.training.get("epoch", 0)
         else:
@@ -154,7 +135,7 @@ class HifiganConverter(Converter[HifiganFile]):
     def from_zoo(self, source: Path, target: Path) -> dict[str, Any]:
         """Write a checkpoint of ours as `g_%08d`, `do_%08d` and config.json into a folder, or as its own project's."""
         source = find_checkpoint(source)
-        zoo_checkpoint = read_zoo_checkpoint(source, self.inference)
+        zoo_checkpoint = engine.read_zoo_checkpoint(source, self.inference)
         components = zoo_checkpoint.specs["components"]
         spec = components["generator"]
         if spec["class_path"] == public_name(Vocos):
@@ -163,8 +144,8 @@ class HifiganConverter(Converter[HifiganFile]):
         if spec["class_path"] not in classes or spec["init_args"].get("conditioner") or not components["mel"]:
             raise ValueError(f"{source}: the original's format cannot hold the generator {spec}; use `zoo export`")
         generator = classes[spec["class_path"]](**spec["init_args"])
-        check_convertible(generator)  # before anything is written
-        check_finite(zoo_checkpoint.state, source)
+        layouts.check_convertible(generator)  # before anything is written
+        layouts.check_finite(zoo_checkpoint.state, source)
         nets = group_by_component(zoo_checkpoint.state)
         generator.load_state_dict(nets["generator"])
         steps = max(int(zoo_checkpoint.checkpoint.get("global_step", 0)) - 1, 0)
@@ -180,7 +161,7 @@ class HifiganConverter(Converter[HifiganFile]):
             epoch = int(zoo_checkpoint.checkpoint.get("epoch", 0))
             decays = steps if is_bigvgan else epoch  # BigVGAN's schedule counts steps
             content = {
-                **{name: to_original_names(nets[name]) for name in discriminators},
+                **{name: layouts.to_original_names(nets[name]) for name in discriminators},
                 "optim_g": _new_optimizer([nets["generator"]], config, decays),
                 "optim_d": _new_optimizer([nets[name] for name in discriminators], config, decays),
                 "steps": steps,
@@ -207,10 +188,10 @@ class HifiganConverter(Converter[HifiganFile]):
                 "the original's format holds no conditioner and pads with zeros only; use `zoo export`. This generator "
                 f"has conditioner {type(module.conditioner).__name__} and padding_mode {module.padding_mode!r}"
             )
-        check_convertible(module)
-        check_finite(module.state_dict(), type(module).__name__)
+        layouts.check_convertible(module)
+        layouts.check_finite(module.state_dict(), type(module).__name__)
         _write_config(path.with_name(CONFIG_NAME), original_config(vars(module)))
-        state = to_original_names(module.state_dict())
+        state = layouts.to_original_names(module.state_dict())
         content = {"generator": bigvgan.to_original_names(state, module) if isinstance(module, BigVGAN) else state}
         write_atomic(path, lambda file: torch.save(content, file))
 

@@ -33,6 +33,18 @@ CLASSES = {
     "backbone": ("VocosBackbone",),
     "head": ("ISTFTHead",),
 }
+# the original's key of the backbone, our argument
+BACKBONE = {
+    "input_channels": "in_channels",
+    "dim": "dim",
+    "intermediate_dim": "intermediate_dim",
+    "num_layers": "layers",
+    "layer_scale_init_value": "scale",
+    "adanorm_num_embeddings": "conditions",
+}
+# the original's mel: keys as ours with their defaults, and what it has no keys for
+MEL: dict[str, Any] = {"sample_rate": 24000, "n_fft": 1024, "hop_length": 256, "n_mels": 100, "padding": "center"}
+FIXED_MEL: dict[str, Any] = {"f_min": 0.0, "f_max": None, "mel_scale": "htk", "magnitude_floor": 0.0, "floor": 1e-7}
 TENSORS = NameTable(
     ("multiperioddisc.{rest}", "mpd.{rest}"),
     ("multiresddisc.{rest}", "mrd.{rest}"),
@@ -178,16 +190,19 @@ def task_arguments(settings: Mapping[str, Any], source: Path) -> dict[str, Any]:
         raise ValueError(f"{source}: the head pads as {head_padding}, the features as {padding}")
     if has_codes != bool(backbone.get("adanorm_num_embeddings")):
         raise ValueError(f"{source}: {classes['feature_extractor']} and the backbone's conditions do not fit")
-    loss_mel = _mel(features)
+    sizes = MEL | {key: features[key] for key in MEL if key in features}
+    loss_mel = component("zoo.audio.LogMel", **sizes, win_length=sizes["n_fft"], **FIXED_MEL)
+    generator = {zoo: backbone.get(key) or None for key, zoo in BACKBONE.items()}
+    generator |= {key: head.get(key, sizes[key]) for key in ("n_fft", "hop_length")} | {"padding": head_padding}
     mel_weight, coefficient = float(settings.get("mel_loss_coeff", 45)), settings.get("mrd_loss_coeff", 1.0)
     optimizer = component("torch.optim.AdamW", lr=settings.get("initial_learning_rate", 5e-4), betas=[0.8, 0.9])
     shares = {"mpd": 1 / 5, "mrd": coefficient / 3}  # the original takes means over sub-discriminators
     weights = {f"{term}{name}": share for name, share in shares.items() for term in ("d/", "g/adv_", "g/fm_")}
     return {
-        "generator": _generator(backbone, head, loss_mel["init_args"]),
+        "generator": component("zoo.hifigan.Vocos", **generator),
         "mel": _codec(features, source) if has_codes else loss_mel,
         "loss_mel": loss_mel,
-        "sample_rate": loss_mel["init_args"]["sample_rate"],
+        "sample_rate": sizes["sample_rate"],
         "step": {"adversarial": "hinge"},
         "discriminators": {
             "mpd": component("zoo.hifigan.MultiPeriodDiscriminator", every_map=False),
@@ -197,39 +212,6 @@ def task_arguments(settings: Mapping[str, Any], source: Path) -> dict[str, Any]:
         "optimizer_g": optimizer,
         "optimizer_d": optimizer,
     }
-
-
-def _generator(backbone: Mapping[str, Any], head: Mapping[str, Any], mel: Mapping[str, Any]) -> dict[str, Any]:
-    return component(
-        "zoo.hifigan.Vocos",
-        in_channels=backbone["input_channels"],
-        dim=backbone["dim"],
-        intermediate_dim=backbone["intermediate_dim"],
-        layers=backbone["num_layers"],
-        n_fft=head.get("n_fft", mel["n_fft"]),
-        hop_length=head.get("hop_length", mel["hop_length"]),
-        padding=head.get("padding", "same"),
-        scale=backbone.get("layer_scale_init_value") or None,
-        conditions=backbone.get("adanorm_num_embeddings"),
-    )
-
-
-def _mel(features: Mapping[str, Any]) -> dict[str, Any]:
-    n_fft = features.get("n_fft", 1024)
-    return component(
-        "zoo.audio.LogMel",
-        sample_rate=features.get("sample_rate", 24000),
-        n_fft=n_fft,
-        hop_length=features.get("hop_length", 256),
-        win_length=n_fft,
-        f_min=0.0,
-        f_max=None,
-        n_mels=features.get("n_mels", 100),
-        padding=features.get("padding", "center"),
-        mel_scale="htk",
-        magnitude_floor=0.0,
-        floor=1e-7,
-    )
 
 
 def _codec(features: Mapping[str, Any], source: Path) -> dict[str, Any]:
@@ -246,18 +228,8 @@ def original_config(generator: Mapping[str, Any], mel: LogMel | EncodecFeatures)
         (name,) = (original for original, source in SOURCES.items() if source == mel.source)
         kind, features = "EncodecFeatures", {"encodec_model": name, "bandwidths": list(mel.bandwidths)}
     else:
-        names = ("sample_rate", "n_fft", "hop_length", "n_mels", "padding")
-        kind, features = "MelSpectrogramFeatures", {name: getattr(mel, name) for name in names}
-    backbone = {
-        "input_channels": generator["in_channels"],
-        "dim": generator["dim"],
-        "intermediate_dim": generator["intermediate_dim"],
-        "num_layers": generator["layers"],
-    }
-    if generator["scale"] is not None:
-        backbone["layer_scale_init_value"] = generator["scale"]
-    if generator.get("conditions"):
-        backbone["adanorm_num_embeddings"] = generator["conditions"]
+        kind, features = "MelSpectrogramFeatures", {name: getattr(mel, name) for name in MEL}
+    backbone = {key: generator[zoo] for key, zoo in BACKBONE.items() if generator.get(zoo) is not None}
     head = {key: generator[key] for key in ("dim", "n_fft", "hop_length", "padding")}
     return {
         "feature_extractor": component(f"vocos.feature_extractors.{kind}", **features),

@@ -74,10 +74,6 @@ class EncodecFeatures(FrozenModule, BandwidthFeatures):
         count = self.model.quantizer.get_num_quantizers_for_bandwidth(max(self.bandwidths))
         return torch.cat([layer.codebook.embed for layer in self.model.quantizer.layers[:count]])
 
-    def frames(self, samples: int) -> int:
-        """Frames of a waveform of so many samples."""
-        return -(-max(samples, self.min_samples) // self.hop_length)
-
     def codes(self, waveform: Tensor, bandwidth: int) -> Tensor:
         """Codes (K, B, F) int64 of audio (B, T) at the bandwidth of a number; K grows with it."""
         check_within(0, len(self.bandwidths) - 1, bandwidth=bandwidth)

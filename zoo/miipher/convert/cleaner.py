@@ -49,11 +49,6 @@ def build_cleaner(
     if original.cleaner is None:
         raise ValueError(f"{path} holds no adapters (it is a vocoder: vocoder_from_original reads it)")
     state = original.cleaner
-    if state.inside:
-        raise ValueError(
-            f"{path}: adapters inside the blocks (…layers.0.adapter.ff) are Miipher-2's first era: they follow the "
-            "whole block, h + ff(h), which our adapters parallel to the feed-forward cannot represent; train anew"
-        )
     count, era = _block_count(state, original.settings, layer, path)
     backbone = {"source": name, "layer": count, "family": _family(name, state), "pad": pad}
     spec = component_spec(

@@ -13,29 +13,15 @@ from torch import Tensor, nn
 from zoo.common.atomic_files import replace_atomically, write_atomic
 from zoo.convert.engine import EMA_NOTE, ConvertedModel, Converter
 from zoo.convert.tensor_names import State, add_prefix
+from zoo.hifigan.convert import layouts
 from zoo.hifigan.convert.config import CONFIG_NAME, GENERATOR_KEYS
-from zoo.hifigan.convert.layouts import (
-    NETS,
-    Config,
-    HifiganFile,
-    build_generator,
-    discriminator_specs,
-    read_settings,
-    with_weight_norm_state,
-)
+from zoo.hifigan.convert.layouts import NETS, Config, HifiganFile
 from zoo.hifigan.nets.conditioners import PrenetConditioner
 from zoo.hifigan.nets.generator import Generator
+from zoo.miipher.convert import vocoder_files
 from zoo.miipher.convert.cleaner import Attachment, build_cleaner, component_spec
 from zoo.miipher.convert.layouts import ADAPTERS, UNIFIED_TYPE, MiipherFile, is_unified, read_original
-from zoo.miipher.convert.vocoder_files import (
-    SAMPLE_RATE,
-    VocoderFile,
-    front_arguments,
-    hifigan_config,
-    to_lists,
-    write_vocoder,
-)
-from zoo.miipher.nets.adapters import ParallelAdapters
+from zoo.miipher.convert.vocoder_files import SAMPLE_RATE, VocoderFile
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner
 from zoo.miipher.nets.families import MelFamily
@@ -65,8 +51,6 @@ class MiipherConverter(Converter[MiipherFile]):
         facts |= {key: value for key, value in original.settings.items() if isinstance(value, str | int)}
         if (state := original.cleaner) is not None:
             facts["adapters"] = f"{state.count} of {state.hidden_dim}"
-            if state.inside:
-                facts["era"] = "before 2025-06: adapters follow the whole block (not convertible)"
             facts["backbone tensors"] = len(state.backbone)
         if (vocoder := original.vocoder) is not None:
             facts["vocoder"] = vocoder.layout
@@ -109,11 +93,9 @@ class MiipherConverter(Converter[MiipherFile]):
         """`encoder.adapters.*`, `generator.*`, `mpd.*`, `msd.*`; `encoder.backbone.*` for `init_from` to compare."""
         state: State = {}
         if (cleaner := original.cleaner) is not None:
-            if cleaner.inside:
-                raise ValueError(f"{path}: adapters that follow the whole block fit none of ours")
             state |= add_prefix({**cleaner.adapters, **cleaner.norms()}, "encoder.adapters.")
             state |= add_prefix(cleaner.frozen(), "encoder.backbone.model.")
-        return state | (with_weight_norm_state(original.vocoder.state) if original.vocoder is not None else {})
+        return state | (layouts.with_weight_norm_state(original.vocoder.state) if original.vocoder is not None else {})
 
     def convert(
         self, source: Path | str | nn.Module, target: Path | str, backbone: Path | str | None = None
@@ -145,20 +127,20 @@ class MiipherConverter(Converter[MiipherFile]):
 
     def _add_vocoder(self, model: ConvertedModel, vocoder: VocoderFile, file: Path, is_checkpoint: bool) -> None:
         encoder = cast(Cleaner | None, model.nets.get("encoder"))
-        rate = int(read_settings(file, settings=vocoder.settings).get("sampling_rate", SAMPLE_RATE))
+        rate = int(layouts.read_settings(file, settings=vocoder.settings).get("sampling_rate", SAMPLE_RATE))
         generator = _build_vocoder(vocoder, file, None, ema=not is_checkpoint)
         if encoder is not None:
             check_fit(encoder, generator, rate)
         model.parts |= {"generator": _generator_spec(generator), "sample_rate": rate}
         model.specs |= {"task": "zoo.miipher.VocoderTask", "inference": "zoo.miipher.Restorer"}
         if is_checkpoint:
-            nets = with_weight_norm_state(vocoder.state)
-            discriminator_specs(nets, file)
+            nets = layouts.with_weight_norm_state(vocoder.state)
+            layouts.discriminator_specs(nets, file)
             model.state = {**model.tensors(), **nets}
             if vocoder.ema:  # our EMA callback keeps running statistics, too
                 floats = {key: value for key, value in nets.items() if value.is_floating_point()}
                 averaged = {key: value for key, value in floats.items() if key.startswith("generator.")}
-                model.averaged = averaged | with_weight_norm_state(vocoder.ema)
+                model.averaged = averaged | layouts.with_weight_norm_state(vocoder.ema)
             return
         model.nets["generator"] = generator
         model.usage = AUDIO_USAGE if encoder is not None else FEATURES_USAGE
@@ -220,7 +202,8 @@ def _build_vocoder(vocoder: VocoderFile, source: Path, config: Config, ema: bool
     """Build the generator of a vocoder file, with the averaged parameters where there are any and `ema` is set."""
     state = vocoder.state | (vocoder.ema if ema else {})
     nets = HifiganFile(vocoder.layout, state, reflect=vocoder.reflect)
-    return cast(Generator, build_generator(nets, read_settings(source, config, vocoder.settings), source))
+    settings = layouts.read_settings(source, config, vocoder.settings)
+    return cast(Generator, layouts.build_generator(nets, settings, source))
 
 
 def _generator_spec(generator: Generator) -> dict[str, Any]:
@@ -228,10 +211,10 @@ def _generator_spec(generator: Generator) -> dict[str, Any]:
     front = generator.conditioner
     conditioner = None
     if front is not None:
-        sizes = {"in_channels": front.in_channels, "out_channels": front.out_channels, **front_arguments(front)}
-        conditioner = component_spec(type(front), **sizes)
+        channels = {"in_channels": front.in_channels, "out_channels": front.out_channels}
+        conditioner = component_spec(type(front), **channels, **vocoder_files.front_arguments(front))
     names = [*GENERATOR_KEYS.values(), "padding_mode"]
-    arguments = {name: to_lists(getattr(generator, name)) for name in names}
+    arguments = {name: vocoder_files.to_lists(getattr(generator, name)) for name in names}
     return component_spec(Generator, **arguments, conditioner=conditioner)
 
 
@@ -255,7 +238,7 @@ def _write(
     if isinstance(module, Cleaner):
         content, suffix = _cleaner_content(module, backbone, step, config), ".pt"
     elif isinstance(module, Generator):
-        content = write_vocoder(module, discriminators or {}, sample_rate, step)
+        content = vocoder_files.write_vocoder(module, discriminators or {}, sample_rate, step)
         suffix = ".pt" if isinstance(module.conditioner, PrenetConditioner) else ".ckpt"
     else:
         raise _unrepresentable(module)
@@ -265,7 +248,7 @@ def _write(
     if not (isinstance(module, Generator) and suffix == ".pt"):
         return [path]
     settings = path.with_name(CONFIG_NAME)
-    text = json.dumps(hifigan_config(module, sample_rate), indent=2)
+    text = json.dumps(vocoder_files.hifigan_config(module, sample_rate), indent=2)
     write_atomic(settings, lambda file: file.write(text.encode()))
     return [path, settings]
 
@@ -299,21 +282,18 @@ def _full_backbone_state(cleaner: Cleaner, source: Path | str | None) -> tuple[S
 def _cleaner_content(
     cleaner: Cleaner, backbone: Path | str | None, step: int, config: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    style = cleaner.adapters
-    if not isinstance(style, ParallelAdapters):
-        raise ValueError(f"the originals have no {type(style).__name__}; use `zoo export`")
     if isinstance(cleaner.backbone.front, MelFamily):
         raise ValueError("the originals have no encoder of log-mels (mel_hubert); use `zoo export`")
     state, name = _full_backbone_state(cleaner, backbone)
     model = {
         "hubert_model_name": name,
         "hubert_layer": cleaner.backbone.layer,
-        "adapter_hidden_dim": style.hidden_dim,
+        "adapter_hidden_dim": cleaner.adapters.hidden_dim,
         "model_type": cleaner.backbone.family,
     }
     return {
         "step": step,
-        "model_state_dict": add_prefix(state, "extractor.model.") | ADAPTERS.write(style.state_dict()),
+        "model_state_dict": add_prefix(state, "extractor.model.") | ADAPTERS.write(cleaner.adapters.state_dict()),
         "optimizer_state_dict": {},
         "scheduler_state_dict": {},
         "config": {"model": model} if config is None else config,
@@ -353,7 +333,7 @@ def _unified_config(
             "architecture": "parallel_adapter",
             "base_model": None if base is None else str(base),
             "hubert_layer": cleaner.backbone.layer,
-            "adapter_hidden_dim": cast(ParallelAdapters, cleaner.adapters).hidden_dim,
+            "adapter_hidden_dim": cleaner.adapters.hidden_dim,
             "checkpoint_file": files["adapter"],
         }
     if "vocoder" in files:

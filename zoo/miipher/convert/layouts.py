@@ -10,17 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from zoo.common.journal import load_json
+from zoo.common.foreign_files import load_json
 from zoo.common.safe_load import to_plain_values
 from zoo.convert.engine import OriginalFile, load_original
-from zoo.convert.tensor_names import (
-    NameTable,
-    State,
-    add_prefix,
-    add_tensor,
-    is_state_dict,
-    strip_state_wrappers,
-)
+from zoo.convert.tensor_names import NameTable, State, add_prefix, add_tensor, is_state_dict, strip_state_wrappers
 from zoo.hifigan.convert.layouts import to_zoo_names
 from zoo.miipher.convert.vocoder_files import VocoderFile, detect_vocoder, vocoder_part, with_prenet
 from zoo.runs.components import is_export
@@ -32,8 +25,7 @@ ADAPTERS = NameTable(
     ("adapters.{n}.", "blocks.{n}.", MODULES),
     (f"extractor.model.encoder.layers.{{n}}.{LAST_NORM}.{{leaf}}", "norms.{n}.{leaf}"),
 )
-# The first era: adapters as attributes of the blocks.
-INSIDE = NameTable(("encoder.layers.{n}.adapter.", "blocks.{n}.", MODULES))
+FIRST_ERA = ".adapter.ff."  # in names: adapters as attributes of the blocks
 BACKBONE = re.compile(r"extractor\.(?:model|hubert)\.(.+)")  # called `hubert` until 2025-07-13
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.(.+)")
 
@@ -50,7 +42,6 @@ class CleanerState:
 
     backbone: State = field(default_factory=dict)  # by transformers' names, weight norm by the parametrised ones
     adapters: State = field(default_factory=dict)  # blocks.{i}.{norm,down,up}.{weight,bias}
-    inside: bool = False  # whether the adapters were attributes of the blocks (the first era)
 
     @property
     def count(self) -> int:
@@ -107,7 +98,7 @@ def is_cleaner(state: Mapping[str, object]) -> bool:
     """Return whether names are those of an original cleaner with adapters."""
     names = strip_state_wrappers(state)
     return any(
-        ".adapter.ff." in name or (name.startswith("adapters.") and ADAPTERS.find(name, "original")) for name in names
+        FIRST_ERA in name or (name.startswith("adapters.") and ADAPTERS.find(name, "original")) for name in names
     )
 
 
@@ -115,13 +106,15 @@ def split_cleaner(state: Mapping[str, Tensor], source: object) -> CleanerState:
     """Sort the tensors of an original cleaner, of any era, by our names; ValueError for unknown or missing ones."""
     result = CleanerState()
     for key, value in strip_state_wrappers(state).items():
-        inner = BACKBONE.fullmatch(key)
-        match = INSIDE.find(inner[1], "original") if inner else ADAPTERS.find(key, "original")
-        if match:
-            add_tensor(result.adapters, match.name, value, key)
-            result.inside = result.inside or bool(inner)
-        elif inner:
+        if FIRST_ERA in key:
+            raise ValueError(
+                f"{source}: adapters inside the blocks ({key}) are Miipher-2's first era: they follow the whole block, "
+                "h + ff(h), which our adapters parallel to the feed-forward cannot represent; train anew"
+            )
+        if inner := BACKBONE.fullmatch(key):
             add_tensor(result.backbone, inner[1], value, key)
+        elif match := ADAPTERS.find(key, "original"):
+            add_tensor(result.adapters, match.name, value, key)
         else:
             raise ValueError(f"{source}: {key} belongs neither to the extractor nor to the adapters of Miipher-2")
     names = [f"{module}.{leaf}" for module in ("norm", "down", "up") for leaf in ("weight", "bias")]

@@ -10,24 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.convert.tensor_names import (
-    State,
-    add_prefix,
-    group_by_component,
-    is_state_dict,
-    select_prefix,
-    strip_state_wrappers,
-)
+from zoo.convert import tensor_names
+from zoo.convert.tensor_names import State, group_by_component, is_state_dict, strip_state_wrappers
+from zoo.hifigan.convert import layouts
 from zoo.hifigan.convert.config import GENERATOR_KEYS
-from zoo.hifigan.convert.layouts import (
-    PREFIXES,
-    HifiganFile,
-    check_convertible,
-    rename_prefixes,
-    rename_tensors,
-    to_original_names,
-    with_weight_norm,
-)
+from zoo.hifigan.convert.layouts import PREFIXES, HifiganFile, rename_prefixes, rename_tensors
 from zoo.hifigan.nets.conditioners import Conditioner, ConformerConditioner, PrenetConditioner, sinusoids
 from zoo.hifigan.nets.generator import Generator
 
@@ -119,16 +106,16 @@ def write_vocoder(
             f"Miipher-2's files hold no generator with front end {type(front).__name__} and padding_mode "
             f"{generator.padding_mode!r}; use `zoo export`"
         )
-    check_convertible(generator)
-    weights = with_weight_norm(generator.state_dict())  # an exported generator has none
-    state = to_original_names({**add_prefix(weights, "generator."), **discriminators})
+    layouts.check_convertible(generator)
+    weights = layouts.with_weight_norm(generator.state_dict())  # an exported generator has none
+    state = layouts.to_original_names({**tensor_names.add_prefix(weights, "generator."), **discriminators})
     if isinstance(front, PrenetConditioner):
         parts = group_by_component(state)
         state = parts.pop("generator")
         prenet: State = {SCALE: torch.tensor(front.scale)}
         if len(front.layers):
             prenet[POSITIONS] = sinusoids(MAX_POSITIONS, front.in_channels)
-        prenet |= select_prefix(state, "conditioner.")
+        prenet |= tensor_names.select_prefix(state, "conditioner.")
         plain = {key: value for key, value in state.items() if not key.startswith("conditioner.")}
         return {"prenet": prenet, "generator": plain, **parts, "steps": step}
     prefixes = {zoo: original for original, zoo in PREFIXES["ssl-vocoder"].items()}
@@ -208,7 +195,7 @@ def _merge_prenet(parts: Mapping[str, State], source: Path) -> HifiganFile:
     positions = prenet.pop(POSITIONS, None)
     if positions is not None and not torch.allclose(positions, sinusoids(*positions.shape), atol=1e-4):
         raise ValueError(f"{source}: the prenet's {POSITIONS} are no sinusoids, which is all that our prenet computes")
-    generator = add_prefix(prenet, "conditioner.") | parts.get("generator", {})
+    generator = tensor_names.add_prefix(prenet, "conditioner.") | parts.get("generator", {})
     return rename_tensors("", {**parts, "generator": generator})
 
 

@@ -46,7 +46,7 @@ class SpeakerSplit:
 
     Args:
         speakers: whose clips they are; none takes the last `items` of the sorted corpus.
-        items: number of validation clips when no speakers are named.
+        items: number of validation clips when no speakers are named; a tenth of a corpus for which it is too large.
         seconds: longest excerpt of a validation clip.
     """
 
@@ -93,7 +93,7 @@ class SpeechData(ZooDataModule):
         kind: its layout; auto detects it.
         degraded: folder of degraded versions, the tree mirrored, as `zoo degrade` writes it, or flat where stems are
             unique; of the clean clip's length within 20 ms. Null degrades on the spot.
-        degradation: on the spot.
+        degradation: on the spot; not used where `degraded` is given.
         val_root: folder of clean speech for validation, such as `val/clean` of `zoo degrade`; `root` is then for
             training alone.
         val_degraded: folder of its degraded versions.
@@ -124,10 +124,8 @@ class SpeechData(ZooDataModule):
         seed: int = 1234,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers, seed=seed)
-        if degraded is not None and degradation.degrader is not None:
-            raise ValueError(
-                "data: give either degraded (versions made before) or degradation.degrader (on the spot), not both"
-            )
+        if degraded is not None:
+            degradation = DEFAULT_DEGRADATION
         self.rates = [SAMPLE_RATE]  # of the clean corpus, in Hz
         optional = corpus.embedded_if_missing
         self.root = find_data_folder("root", root, optional)
@@ -139,10 +137,8 @@ class SpeechData(ZooDataModule):
         self.rir = find_data_folder("degradation.rir", degradation.rir, optional)
         self.val_root = None if is_embedded else find_data_folder("val_root", val_root, False)
         self.val_degraded = None if is_embedded else find_data_folder("val_degraded", val_degraded, False)
-        if self.val_root is not None and (self.degraded is None) != (self.val_degraded is None):
-            raise ValueError("data: val_root needs val_degraded where degraded is given, and only there")
-        if self.val_root is None and self.val_degraded is not None:
-            raise ValueError("data: val_degraded needs val_root, the clean files")
+        if (self.val_root is None or self.degraded is None) != (self.val_degraded is None):
+            raise ValueError("data: expected val_degraded where both val_root and degraded are given, and only there")
         if self.root is not None and {"clean", "degraded"} <= {path.name for path in self.root.iterdir()}:
             raise ValueError(f"data.init_args.root: {root} holds pairs: root is its folder clean, degraded its other")
         self.max_samples = int(max_seconds * SAMPLE_RATE)
@@ -153,7 +149,7 @@ class SpeechData(ZooDataModule):
         """Write the corpus caches, once per machine."""
         for root in (self.root, self.val_root):
             if root is not None:
-                paths = self._files(root)
+                paths = [utterance.path for utterance in list_utterances(root, self.kind, with_text=False)]
                 for sample_rate in self.rates:
                     self._build(paths, root, sample_rate)
         for folder in (self.degraded, self.val_degraded, self.noise):
@@ -211,9 +207,6 @@ class SpeechData(ZooDataModule):
     def collate(self, items: Sequence[Item]) -> Item:
         """Join items, shorter ones padded with zeros; plain values stay on the host, as lists."""
         return {key: _join([item[key] for item in items]) for key in items[0]}
-
-    def _files(self, root: Path) -> Sequence[Path]:
-        return [utterance.path for utterance in list_utterances(root, self.kind, with_text=False)]
 
     def _build(self, paths: Sequence[Path], root: Path, sample_rate: int) -> None:
         if not paths:

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,12 +20,13 @@ from zoo.audio.corpora.cache import build_cache
 from zoo.audio.corpora.corpus import Corpus, cache_dir
 from zoo.audio.corpora.layouts import CorpusKind, Utterance, list_utterances
 from zoo.audio.io import files
+from zoo.audio.parallel import map_in_processes
 from zoo.common.checks import check_at_least
 from zoo.common.journal import Journal, begin_output
 from zoo.common.locks import writes_into
-from zoo.common.parallel import map_in_processes
 
 SPLITS = ("val", "train")
+MAX_VAL_ITEMS = 600
 QUIET_PEAK = 2.0**-6  # recordings below it (-36 dBFS) are written with 32 bits
 Row = dict[str, Any]
 
@@ -46,11 +47,19 @@ class DegradationWorker:
     """Carries out jobs, in any process."""
 
     degrader: Degrader
-    noises: Corpus | None
-    rirs: Sequence[np.ndarray] | None  # (T,)
+    noises: Corpus
+    rirs: Sequence[np.ndarray]  # (T,)
     sample_rate: int  # in Hz, of all
     root: Path  # of the corpus, to which the manifest's sources are relative
     output: Path  # folder of the mirrored trees
+
+    def settings(self) -> Row:
+        """Describe what the copies depend on besides the jobs."""
+        degrader = {**vars(self.degrader), **asdict(self.degrader.ranges)}
+        degrader["codecs"] = self.degrader.ranges.codec_settings
+        del degrader["ranges"]
+        noise = _digest([self.noises.names, self.noises.lengths, self.noises.peaks])
+        return {"degrader": json.loads(json.dumps(degrader)), "noise": noise, "rirs": _digest(self.rirs)}
 
     def work(self, job: DegradationJob) -> list[Row]:
         """Write the copies of an utterance; returns a row of the manifest for each.
@@ -116,92 +125,38 @@ def assign_copies(utterances: Sequence[Utterance], copies: int, seed: int, val_i
     return jobs
 
 
-def degrade_corpus(
-    clean: str | os.PathLike[str],
-    output: str | os.PathLike[str],
-    degrader: Degrader,
-    noises: Corpus | None,
-    rirs: Sequence[np.ndarray] | None,
-    kind: CorpusKind = "auto",
-    copies: int = 4,
-    sample_rate: int = 22050,
-    seed: int = 172957,
-    val_items: int = 600,
-    workers: int = 0,
-    progress: bool = True,
-) -> dict[str, int]:
-    """Write degraded copies of a corpus, with noises and room responses (T,) at `sample_rate`; see `degrade`.
+def write_copies(worker: DegradationWorker, jobs: Sequence[DegradationJob], settings: Row, processes: int) -> Row:
+    """Write the copies that are missing, with a row of the manifest each; returns counts, see `degrade`.
 
-    `OUTPUT/{train,val}/{clean,degraded}/<utterance>_<copy>.wav` are mono and of equal length, of 16 bits or, if quiet,
-    32. Returns counts: `done`, `failed`, `skipped`, `bad_files`. ValueError for an output begun with other settings.
+    ValueError for an output begun with other settings.
     """
-    clean, output = Path(clean), Path(output)
-    check_at_least(1, copies=copies, sample_rate=sample_rate)
-    check_at_least(0, workers=workers, val_items=val_items)
-    if output.resolve().is_relative_to(clean.resolve()):
-        raise ValueError(f"output {output} lies in the corpus {clean}; choose a folder outside")
-    utterances = list_utterances(clean, kind)
-    jobs = assign_copies(utterances, copies, seed, val_items)
-    degrader_settings = {**vars(degrader), **asdict(degrader.ranges), "codecs": degrader.ranges.codec_settings}
-    del degrader_settings["ranges"]
-    settings: Row = {
-        **{"copies": copies, "sample_rate": sample_rate, "seed": seed, "val_items": val_items},
-        "utterances": _digest([[utterance.name for utterance in utterances]]),
-        "degrader": json.loads(json.dumps(degrader_settings)),
-        "noise": _digest(noises and [noises.names, noises.lengths, noises.peaks]),
-        "rirs": _digest(rirs),
-    }
-    begin_output(output, settings, sweep=True)
-    worker = DegradationWorker(degrader, noises, rirs, sample_rate, clean, output)
-    manifest = Journal(output / "manifest.jsonl")
-    manifest.open()
-    written = sum(
-        _write_copies(worker, [job for job in jobs if job.split == split], split, manifest, workers, progress)
-        for split in SPLITS
-    )
+    begin_output(worker.output, settings | worker.settings(), sweep=True)
+    manifest = Journal(worker.output / "manifest.jsonl")
+    rows = manifest.open()
+    remaining = []
+    for job in sorted(jobs, key=lambda job: SPLITS.index(job.split)):
+        missing = [(key, seed) for key, seed in job.copies if not _is_written(worker.output / job.split, key, rows)]
+        remaining += [replace(job, copies=tuple(missing))] if missing else []
+    results = map_in_processes(worker.work, remaining, processes)
+    for new_rows in track(results, "degraded copies", len(remaining), disable=not remaining):
+        for row in new_rows:
+            manifest.add(row)
+        if new_rows[0]["status"] == "failed":
+            log.warning("left out: %s", new_rows[0]["error"])
     keys = [key for job in jobs for key, _ in job.copies]
-    rows = manifest.close(keys)
-    failed = [row for row in rows if row["status"] == "failed"]
-    counts = {"done": len(rows) - len(failed), "failed": len(failed), "skipped": len(keys) - written}
+    failed = [row for row in manifest.close(keys) if row["status"] == "failed"]
+    skipped = len(keys) - sum(len(job.copies) for job in remaining)
+    counts = {"done": len(keys) - len(failed), "failed": len(failed), "skipped": skipped}
     return {**counts, "bad_files": len({row["source"] for row in failed})}
 
 
-def _write_copies(
-    worker: DegradationWorker,
-    jobs: Sequence[DegradationJob],
-    split: str,
-    manifest: Journal,
-    workers: int,
-    progress: bool,
-) -> int:
-    """Write the copies of a split that are missing, with a row of the manifest each; return their number."""
-    todo = _remaining(jobs, manifest.rows, worker.output)
-    for rows in track(map_in_processes(worker.work, todo, workers), split, len(todo), disable=not (progress and todo)):
-        for row in rows:
-            manifest.add(row)
-        if rows[0]["status"] == "failed":
-            log.warning("left out: %s", rows[0]["error"])
-    return sum(len(job.copies) for job in todo)
+def _is_written(folder: Path, key: str, rows: Mapping[str, Row]) -> bool:
+    is_done = rows.get(key, {}).get("status") == "done"
+    return is_done and all((folder / part / f"{key}.wav").is_file() for part in ("clean", "degraded"))
 
 
-def _remaining(jobs: Sequence[DegradationJob], rows: Mapping[str, Row], output: Path) -> list[DegradationJob]:
-    """Select the copies of a split without row or file."""
-    remaining = []
-    for job in jobs:
-        copies = []
-        for key, seed in job.copies:
-            pair = (output / job.split / part / f"{key}.wav" for part in ("clean", "degraded"))
-            if rows.get(key, {}).get("status") != "done" or not all(path.is_file() for path in pair):
-                copies.append((key, seed))
-        if copies:
-            remaining.append(DegradationJob(job.utterance, job.split, tuple(copies)))
-    return remaining
-
-
-def _digest(content: Any) -> str | None:
-    """Hash noises or room responses; None for none."""
-    if content is None:
-        return None
+def _digest(content: Any) -> str:
+    """Hash noises or room responses."""
     digest = hashlib.sha256()
     for part in content:
         digest.update(part.tobytes() if isinstance(part, np.ndarray) else json.dumps(list(part)).encode())
@@ -218,7 +173,7 @@ def degrade(
     copies: int = 4,
     sample_rate: int = 22050,
     seed: int = 172957,
-    val_items: int = 600,
+    val_items: int | None = None,
     workers: int = 0,
     recipe: Literal["miipher2_offline", "open_miipher"] = "miipher2_offline",
     degrader: Degrader | None = None,
@@ -226,7 +181,8 @@ def degrade(
 ) -> dict[str, int]:
     """Write degraded copies of a corpus as mirrored trees clean/ and degraded/, split into train and val.
 
-    The same call again resumes after a kill and repeats failed files. The result does not depend on --workers.
+    Files are mono, of 16 bits or, if quiet, 32. The same call again resumes after a kill and repeats failed files. The
+    result does not depend on --workers.
 
     Args:
         clean: folder of clean speech.
@@ -237,22 +193,29 @@ def degrade(
         copies: degraded copies of each utterance.
         sample_rate: of the degraded audio in Hz.
         seed: of the split and of all randomness.
-        val_items: utterances of the shuffled corpus that go to val/.
+        val_items: utterances of the shuffled corpus that go to val/; a tenth, at most 600, when not given.
         workers: processes; 0 works in this one.
         recipe: miipher2_offline (noise, reverb for half, a codec) or open_miipher (up to 3 of 4 steps in any order).
         degrader: settings of your own instead of the recipe, e.g. --degrader.steps '[reverb, noise, codec]'.
         cache: folder of the corpus caches, for the noise.
 
     Returns:
-        Counts, see `degrade_corpus`.
+        Counts: done, failed, skipped (copies that were there), bad_files.
     """
-    noises: Corpus = (
-        rooms.SyntheticNoise(clips=24, sample_rate=sample_rate)
-        if noise is None
-        else build_cache(files.find_audio_files(noise), cache_dir(cache, noise, sample_rate), sample_rate, root=noise)
-    )
+    check_at_least(1, copies=copies, sample_rate=sample_rate)
+    check_at_least(0, workers=workers, val_items=val_items or 0)
+    if output.resolve().is_relative_to(clean.resolve()):
+        raise ValueError(f"output {output} lies in the corpus {clean}; choose a folder outside")
+    utterances = list_utterances(clean, kind)
+    if val_items is None:
+        val_items = min(MAX_VAL_ITEMS, len(utterances) // 10 or 1)
+    jobs = assign_copies(utterances, copies, seed, val_items)
+    noises: Corpus = rooms.SyntheticNoise(clips=24, sample_rate=sample_rate)
+    if noise is not None:
+        folder = cache_dir(cache, noise, sample_rate)
+        noises = build_cache(files.find_audio_files(noise), folder, sample_rate, root=noise)
     rirs = rooms.load_rirs(rir, sample_rate, 200)
-    return degrade_corpus(
-        clean, output, degrader or getattr(Degrader, recipe)(), noises, rirs, kind, copies, sample_rate, seed,
-        val_items, workers,
-    )  # fmt: skip
+    worker = DegradationWorker(degrader or getattr(Degrader, recipe)(), noises, rirs, sample_rate, clean, output)
+    settings: Row = {"copies": copies, "sample_rate": sample_rate, "seed": seed, "val_items": val_items}
+    settings["utterances"] = _digest([[utterance.name for utterance in utterances]])
+    return write_copies(worker, jobs, settings, workers)

@@ -40,11 +40,10 @@ class ChunkedEncoder(AudioInference):
     ) -> None:
         if encoder.frames(encoder.hop_samples) != 1:
             raise ValueError(
-                "the encoder's backbone does not pad, so files would lose their ends: build it with pad: true"
+                "the encoder's backbone does not pad: files would lose their ends; build it with pad: true"
             )
-        frames, overlap = (
-            round(seconds * encoder.sample_rate / encoder.hop_samples) for seconds in (chunk_seconds, overlap_seconds)
-        )
+        frame_rate = encoder.sample_rate / encoder.hop_samples
+        frames, overlap = round(chunk_seconds * frame_rate), round(overlap_seconds * frame_rate)
         if frames < MIN_FRAMES:
             raise ValueError(f"chunk_seconds {chunk_seconds} is {frames} frames, expected at least {MIN_FRAMES}")
         self.encoder = encoder
@@ -114,29 +113,24 @@ class FeatureExtractor(ChunkedEncoder):
         return check_finite(self.features(chunks, valid).float().cpu().numpy())
 
 
-def read_encoder(path: Path) -> Encoder:
-    """Build the encoder of a recipe (`.yaml`), a run, a checkpoint or an export, in evaluation mode.
+def read_encoder(path: Path) -> tuple[Any, dict[str, Any]]:
+    """Build the encoder of a recipe (`.yaml`), a run, a checkpoint or an export; return its settings as well.
 
     ValueError when no encoder is described there, or one whose adapters a recipe leaves untrained.
     """
     if path.suffix not in (".yaml", ".yml"):
-        inference = load(path)
-        encoder = inference.modules().get("encoder")
+        encoder: Any = load(path).modules().get("encoder")
         if encoder is None:
-            raise ValueError(f"{path}: {type(inference).__name__} has no encoder")
-        return encoder  # type: ignore[return-value]
-    encoder = build(read_encoder_spec(path), nn.Module)
+            raise ValueError(f"{path} has no encoder")
+        digest = content_digest(path if is_export(path) else find_checkpoint(path))
+        return encoder, {"checkpoint": digest, "options": {}}
+    spec = ((load_run_config(path).get("model") or {}).get("init_args") or {}).get("encoder")
+    if spec is None:
+        raise ValueError(f"{path}: no model.init_args.encoder; name a recipe of Miipher")
+    encoder = build(spec, nn.Module)
     if hasattr(encoder, "adapters"):
         raise ValueError(f"{path}: its encoder has adapters, which only a training gives weights: name its run instead")
-    return encoder.eval()
-
-
-def read_encoder_spec(recipe: Path) -> dict[str, Any]:
-    """Read the description of a recipe's encoder; ValueError when the recipe has none."""
-    spec = ((load_run_config(recipe).get("model") or {}).get("init_args") or {}).get("encoder")
-    if spec is None:
-        raise ValueError(f"{recipe}: no model.init_args.encoder; name a recipe of Miipher")
-    return spec
+    return encoder, {"checkpoint": state_digest(encoder.state_dict()), "options": {"encoder": spec}}
 
 
 def cache_features(
@@ -161,15 +155,8 @@ def cache_features(
         rank: of this process.
         world_size: processes that share the files.
     """
-    encoder = recipe_paths().get(str(encoder), encoder)
-    net = read_encoder(encoder)
-    options: dict[str, Any] = {}
-    if encoder.suffix in (".yaml", ".yml"):
-        options["encoder"] = read_encoder_spec(encoder)
-        digest = state_digest(net.state_dict())
-    else:
-        digest = content_digest(encoder if is_export(encoder) else find_checkpoint(encoder))
+    net, settings = read_encoder(recipe_paths().get(str(encoder), encoder))
     extractor = FeatureExtractor(net).to(local_device(device)).eval()
     paths = list_input_files(input, output, extractor.input_suffixes, extractor.output_suffix)
-    settings = {"checkpoint": digest, "inference": public_name(FeatureExtractor), "options": options}
+    settings["inference"] = public_name(FeatureExtractor)
     return predict_files(extractor, paths, output, settings, overwrite, rank, world_size)

@@ -72,14 +72,14 @@ class Restorer(ChunkedEncoder):
                 f"{frames} on each side: take at least {seconds:.2f}"
             )
 
-    def __call__(self, audio: np.ndarray, sample_rate: int, grid_shift_frames: int = 0) -> np.ndarray:
-        """Restore an array (T,) or (C, T), see `as_audio`; a shift moves the grid of chunks, see `Chunker.spans`.
+    def __call__(self, audio: np.ndarray, sample_rate: int) -> np.ndarray:
+        """Restore an array (T,) or (C, T), see `as_audio`.
 
         Returns (T',) or (C, T') float32, -1 to 1, at `output_sample_rate`; mixed audio is (1, T') for (C, T).
         """
         audio = as_audio(audio, sample_rate)
         channels = np.atleast_2d(audio)
-        run = RestorationRun(self, sample_rate, len(channels), channels.shape[1], grid_shift_frames)
+        run = RestorationRun(self, sample_rate, len(channels), channels.shape[1])
         result = np.concatenate(list(run.pieces([channels])), axis=1)
         result = _scale(result, run.gains())
         return result if audio.ndim == 2 else result[0]
@@ -160,14 +160,13 @@ class Restorer(ChunkedEncoder):
 class RestorationRun:
     """The stream of one file or array through a restorer, and its measurements."""
 
-    def __init__(self, restorer: Restorer, sample_rate: int, channels: int, samples: int, shift: int = 0) -> None:
+    def __init__(self, restorer: Restorer, sample_rate: int, channels: int, samples: int) -> None:
         self.restorer = restorer
         self.source_rate = sample_rate
         self.channels = 1 if restorer.restore.stereo == "mix" else channels
         self.samples_in = restorer.computed_samples(samples, sample_rate)
         self.samples_out = max(round(samples * restorer.output_sample_rate / sample_rate), 1)
-        self.shift = shift
-        self.chunks = len(restorer.chunker.spans(self.samples_in, shift))
+        self.chunks = len(restorer.chunker.spans(self.samples_in))
         self.peaks = np.zeros(self.channels)
         self._input = LoudnessMeter(restorer.encoder.sample_rate, self.channels)
         self._result = LoudnessMeter(restorer.sample_rate, self.channels)
@@ -178,9 +177,7 @@ class RestorationRun:
         if restorer.restore.stereo == "mix":
             blocks = mix_to_mono(blocks)
         stream = match_length(resample_blocks(blocks, self.source_rate, restorer.encoder.sample_rate), self.samples_in)
-        stream = restorer.chunker.process(
-            self._input.measure_stream(stream), self.samples_in, restorer.compute, self.shift
-        )
+        stream = restorer.chunker.process(self._input.measure_stream(stream), self.samples_in, restorer.compute)
         stream = resample_blocks(self._result.measure_stream(stream), restorer.sample_rate, restorer.output_sample_rate)
         for piece in match_length(stream, self.samples_out):
             self.peaks = np.maximum(self.peaks, np.abs(piece).max(axis=1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
@@ -12,7 +11,7 @@ from zoo.blocks.attention_masks import keep_masks_on_the_device
 from zoo.common.checks import check_one_of, check_within
 from zoo.common.tensors import seeded_rng
 from zoo.miipher.nets.families import FAMILIES, SAMPLE_RATE, Family, MelFamily, WaveformFamily, valid_mask
-from zoo.runs.frozen import FrozenModule, suppress_loading_messages
+from zoo.runs.frozen import FrozenModule
 from zoo.runs.pretrained_files import build_config, find_backbone, load_config, load_pretrained
 
 FamilyName = Literal[
@@ -32,7 +31,7 @@ class Backbone(FrozenModule):
     Args:
         layer: block whose output is the feature, counted from 1; later ones are not built.
         source: hub id, a folder in transformers' layout, or a folder of runs that holds `backbone/` folders (the newest
-            is taken); null for random weights of `config`. Loading from the hub was not run here.
+            is taken); null for random weights of `config`.
         revision: commit of the hub repository.
         config: for random weights: `model_type` and other arguments of the family's configuration.
         family: how to read the model; auto asks its configuration. `wavlm_as_hubert` reproduces Miipher-2 checkpoints
@@ -142,28 +141,11 @@ class Backbone(FrozenModule):
     @property
     def is_frozen(self) -> bool:
         """Whether its own weights are not trained."""
-        return not any(p.requires_grad for name, p in self.named_parameters() if _from_source(name))
+        return not any(p.requires_grad for p in self.parameters())
 
     def frozen_state(self) -> dict[str, Tensor]:
         """The tensors that come from the source, none while they train themselves."""
-        if not self.is_frozen:
-            return {}
-        return {name: tensor for name, tensor in self.state_dict().items() if _from_source(name)}
-
-    def save_source(self, folder: Path) -> None:
-        """Write configuration and weights in transformers' layout."""
-        state = {
-            name.removeprefix("model.").replace(".base_layer.", "."): tensor
-            for name, tensor in self.state_dict().items()
-            if _from_source(name)
-        }
-        with suppress_loading_messages():
-            self.model.save_pretrained(folder, state_dict=state)
-
-
-def _from_source(name: str) -> bool:
-    """Return whether a tensor comes from the source; LoRA's train on it."""
-    return "lora_" not in name
+        return dict(self.state_dict()) if self.is_frozen else {}
 
 
 def _configuration(source: str | None, revision: str | None, config: dict[str, Any] | None) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zoo.miipher.nets.adapters import AdapterStyle
+from zoo.miipher.nets.adapters import ParallelAdapters
 from zoo.miipher.nets.backbone import Backbone
 
 
@@ -18,7 +18,7 @@ class Cleaner(nn.Module):
         adapters: what trains beside the backbone.
     """
 
-    def __init__(self, backbone: Backbone, adapters: AdapterStyle) -> None:
+    def __init__(self, backbone: Backbone, adapters: ParallelAdapters) -> None:
         super().__init__()
         self.backbone = backbone
         self.adapters = adapters

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from zoo.common.configs import dump_yaml
-from zoo.common.journal import load_json
+from zoo.common.foreign_files import load_json
 from zoo.common.registry import package_of
 from zoo.common.reports import markdown_table
 from zoo.runs import run_folder, run_info

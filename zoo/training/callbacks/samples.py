@@ -18,7 +18,7 @@ from zoo.training.callbacks import media
 from zoo.training.callbacks.checkpoint import is_fast_dev_run
 from zoo.training.callbacks.metrics import count_items
 from zoo.training.callbacks.progress import count_steps
-from zoo.training.resume import capture_rng, restore_rng
+from zoo.training.callbacks.rng import capture_rng, restore_rng
 from zoo.training.strategies.sharding import gather_weights
 
 log = logging.getLogger(__name__)

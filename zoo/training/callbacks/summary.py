@@ -26,7 +26,7 @@ from zoo.training.callbacks.checkpoint import find_checkpoints_callback
 from zoo.training.callbacks.progress import count_steps, format_number, select_metrics
 from zoo.training.callbacks.train_log import log_to_file
 from zoo.training.datamodule import ZooDataModule
-from zoo.training.schedules import accumulated_batches
+from zoo.training.optimizers import accumulated_batches
 from zoo.training.signals import Interrupted
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ import psutil
 
 from zoo.common.atomic_files import write_atomic
 from zoo.common.configs import dump_yaml
-from zoo.common.journal import load_json
+from zoo.common.foreign_files import load_json
 from zoo.common.locks import is_locked
 from zoo.runs.checkpoints import find_checkpoints
 from zoo.runs.run_folder import refuse_links

@@ -104,8 +104,8 @@ def echart_options(
     tools = {"dataZoom": zoom, "saveAsImage": {"title": "Save"}}
     return {
         "animation": False,
-        "grid": {"left": 4, "right": 14, "top": 44 if names else 18, "bottom": 4, "containLabel": True},
-        "legend": {"show": bool(names), "type": "scroll", "top": 16, "left": 0, "right": 0, "data": names},
+        "grid": {"left": 4, "right": 14, "top": 50 if names else 28, "bottom": 4, "containLabel": True},
+        "legend": {"show": bool(names), "type": "scroll", "top": 22, "left": 0, "right": 0, "data": names},
         "tooltip": {"trigger": "axis", "confine": True},
         "toolbox": {"top": 0, "right": 4, "itemSize": 12, "feature": tools},
         # a wheel alone scrolls the page

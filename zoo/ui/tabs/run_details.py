@@ -12,7 +12,7 @@ from nicegui import ui
 
 from zoo.runs.checkpoints import find_checkpoints
 from zoo.runs.run_folder import CONFIG_NAME
-from zoo.runs.run_info import format_age, path_size
+from zoo.runs.run_info import path_size
 from zoo.ui.run_files import EXPORTS_NAME, MAX_LABEL, write_label
 from zoo.ui.run_index import RunRow
 from zoo.ui.state import PageState, notify_error, notify_errors
@@ -28,8 +28,6 @@ from zoo.ui.tabs.widgets import (
     format_progress,
     text_table,
 )
-
-MAX_CONFIG = 2**18  # characters on the page
 
 
 class RunDetails:
@@ -94,15 +92,15 @@ class RunDetails:
         checkpoints = []
         for path in find_checkpoints(row.info.folder):
             with contextlib.suppress(FileNotFoundError):  # a run keeps a few and deletes the others
-                age = f"{format_age(path.stat().st_mtime)} ago"
-                checkpoints.append((path.name, format_bytes(path_size(path)), age))
+                written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(path.stat().st_mtime))
+                checkpoints.append((path.name, format_bytes(path_size(path)), written))
         names = {"": NEWEST} | {name: name for name, *_ in checkpoints}
         if self.checkpoint.options != names:
             self.checkpoint.set_options(names, value=self.checkpoint.value if self.checkpoint.value in names else "")
         self.checkpoints.clear()
         with self.checkpoints:
             if checkpoints:
-                text_table(("Checkpoint", "Size", "Age"), checkpoints, "Checkpoints")
+                text_table(("Checkpoint", "Size", "Written"), checkpoints, "Checkpoints")
             else:
                 ui.label("None yet: a run writes them as it trains.").classes("zoo-small")
 
@@ -142,7 +140,7 @@ class RunDetails:
         if self.config.value:
             text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else "no config yet"
             with self.config_box:
-                code_block(text[:MAX_CONFIG], CONFIG_NAME)
+                code_block(text, CONFIG_NAME)
 
 
 def _add_button(text: str, handler: Callable[[], Any]) -> ui.button:

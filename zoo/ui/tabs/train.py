@@ -11,7 +11,7 @@ from typing import Any
 
 from nicegui import background_tasks, ui
 
-from zoo.common.configs import dump_yaml, load_recipe, merge
+from zoo.common.configs import dump_yaml, load_recipe
 from zoo.common.environment import available_cores
 from zoo.runs.checkpoints import find_checkpoints
 from zoo.ui.state import PageState
@@ -20,11 +20,8 @@ from zoo.ui.tabs.config_form import ROOT_KEY, WEIGHTS_KEY, ConfigForm
 from zoo.ui.tabs.widgets import CommandReport, Heading, StatusLine, code_block, text_table
 
 FIRST_RECIPE = ("hifigan", "smoke", "")
-DEBOUNCE_SECONDS = 0.3
-VARIABLE = "${oc.env:"
 # In the browser, at the moment of a choice: the buttons of the form that the server is about to replace do nothing.
 _DISABLE = "() => document.querySelectorAll('.train-buttons').forEach(buttons => buttons.inert = true)"
-Action = Callable[[str, list[Path], dict[str, Any]], Awaitable[None]]
 
 
 def describe_device(accelerator: Any, gpus: Sequence[str]) -> str:
@@ -150,10 +147,8 @@ class TrainTab:
     def _add_facts(self, values: Mapping[str, Any]) -> None:
         """Add where the recipe runs, and what it reads."""
         texts = [describe_device(values["trainer.accelerator"], [load.name for load in self.app.loads[1:]])]
-        content: dict[str, Any] = {}
-        for file in self._files:
-            content = merge(content, load_recipe(file))
-        keys = [key for key, value in flatten(content).items() if isinstance(value, str) and VARIABLE in value]
+        recipe = flatten(load_recipe(self._files[0]))
+        keys = [key for key, value in recipe.items() if isinstance(value, str) and "${oc.env:" in value]
         paths = {key: values[key] for key in keys if isinstance(values.get(key), str)}
         for key, path in paths.items():
             exists = (self.app.folders.work / path).exists()
@@ -178,7 +173,7 @@ class TrainTab:
         background_tasks.create(self._validate(self._revision))
 
     async def _validate(self, revision: int) -> None:
-        await asyncio.sleep(DEBOUNCE_SECONDS)
+        await asyncio.sleep(0.3)
         edits = self.edits
         if not self._is_current(revision) or edits is None or edits.problems:
             return
@@ -194,7 +189,11 @@ class TrainTab:
         self.form.arguments = parsed.arguments
         edits.values = flatten_values(parsed.config)  # what follows from the edits as well
         self.form.refresh()
-        self.status.show("good", "Every key and value is valid.")
+        root = edits.values.get(ROOT_KEY)
+        if root is None or (self.app.folders.work / str(root)).exists():
+            self.status.show("good", "Every key and value is valid.")
+        else:
+            self.status.show("bad", f"There is no folder {root}.")
         names = " ".join(f"{file.parent.name}/{file.stem}" for file in self._files)
         self.config.clear()
         with self.config:
@@ -227,7 +226,7 @@ class TrainTab:
             else:
                 ui.label("Nothing: it trains as the recipe says.").classes("zoo-small")
 
-    async def _press(self, action: Action) -> None:
+    async def _press(self, action: Callable[[str, list[Path], dict[str, Any]], Awaitable[None]]) -> None:
         """Do something with the form as it is at this moment, once the parser has accepted it."""
         if self._is_busy or self.edits is None:
             return

@@ -17,8 +17,6 @@ from zoo.ui.tabs.charts import Charts, RunCurves, arrange_panels
 from zoo.ui.tabs.samples import Samples
 from zoo.ui.tabs.widgets import STATES, Heading, StatusLine, format_progress
 
-FAILED_STATES = ("failed", "killed", "corrupt")
-
 
 class WatchTab:
     """The tab, made in the current slot."""
@@ -149,7 +147,7 @@ class WatchTab:
             for title, name in zip(titles, names, strict=True)
         }
         best = best_checkpoint(folder, row.info.mode) if row.info.best is not None else None
-        failed = row.state in FAILED_STATES
+        failed = row.state in ("failed", "killed", "corrupt")
         return (
             {name: self.app.metrics.read(each, smoothing) for name, each in folders.items()},
             len(find_checkpoints(folder)),
@@ -163,14 +161,16 @@ class WatchTab:
         info = row.info
         self.state.show(*STATES[row.state])
         place = f"place {row.position} in the queue · " if row.position else ""
-        self.facts.set_text(f"{place}{checkpoints} checkpoints")
+        self.facts.set_text(f"{place}checkpoints: {checkpoints}")
         self.stop.set_enabled(row.state in ("running", "stopping", "queued"))
         self.stop.set_text({"stopping": "Kill", "queued": "Cancel"}.get(row.state, "Stop"))
         self.resume.set_enabled(row.state not in ACTIVE_STATES and checkpoints > 0)
         share = finished_share(info)
         self.bar.set_visibility(share is not None)
         self.bar.set_value(round(share or 0.0, 3))
-        self.progress.set_text(f"step {format_progress(row)}{'' if share is None else f' · {int(100 * share)} %'}")
+        self.progress.set_text(
+            f"step {format_progress(row)}{'' if share in (None, 1.0) else f' · {100 * share:.0f} %'}"
+        )
         step = "" if info.best_step is None else f" at step {info.best_step:,}"
         checkpoint = f" ({best_checkpoint})" if best_checkpoint else ""
         self.best.set_text("" if info.best is None else f"best {info.monitor} {info.best:.5g}{step}{checkpoint}")
