@@ -11,7 +11,6 @@ from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from zoo.common.checks import check_at_least, check_one_of
-from zoo.training.schedules import WarmupLinear
 from zoo.training.strategies.sharding import is_sharded
 
 log = logging.getLogger(__name__)
@@ -28,9 +27,6 @@ def set_total_steps(scheduler: LRScheduler, trainer: L.Trainer) -> None:
         name = type(scheduler).__name__
         raise ValueError(f"{name}: total_steps is null and trainer.max_steps is {trainer.max_steps}; set one of them")
     scheduler.total_steps = trainer.max_steps  # type: ignore[attr-defined]
-    if isinstance(scheduler, WarmupLinear):  # a warm-up that is a share of the total changes the first rate
-        for group, rate in zip(scheduler.optimizer.param_groups, scheduler.get_lr(), strict=True):
-            group["lr"] = rate
     if hasattr(scheduler, "warmup_steps"):  # of ours; a warm-up that is a share of the total changes the first rate
         for group, rate in zip(scheduler.optimizer.param_groups, scheduler.get_lr(), strict=True):
             group["lr"] = rate
