@@ -125,6 +125,12 @@ def configure_logging() -> None:
         logger = logging.getLogger(name)
         logger.handlers = [each for each in logger.handlers if type(each) is not logging.StreamHandler]
         logger.propagate = True
+    logging.getLogger("DeepSpeed").addFilter(_is_wanted)
+
+
+def _is_wanted(record: logging.LogRecord) -> bool:
+    """Drop what DeepSpeed prints when transformers imports it: the line of the devices says so."""
+    return verbosity() == "verbose" or "Setting accelerator to CPU" not in record.getMessage()
 
 
 def printable(value: object) -> str:
