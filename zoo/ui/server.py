@@ -82,7 +82,8 @@ def _is_server_error(record: logging.LogRecord) -> bool:
 
 
 def _exit_once(number: int, frame: Any) -> None:
-    signal.signal(number, signal.SIG_IGN)  # a second signal would interrupt the removal of the temporary folder
+    for each in (number, signal.SIGHUP):  # a second signal would interrupt the removal of the temporary folder
+        signal.signal(each, signal.SIG_IGN)
     raise SystemExit(128 + number)
 
 
