@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import importlib
 import inspect
+import itertools
 import json
 import re
 import sys
@@ -23,7 +24,6 @@ from zoo.cli.tools import find_tools
 from zoo.common import registry
 from zoo.common.configs import load_recipe
 from zoo.common.systems import OVERRIDES, list_systems, recipe_paths
-from zoo.ui.folders import read_description
 from zoo.ui.tabs.config_edits import describe_key, flatten
 
 ROOT = Path(__file__).parents[1]
@@ -186,10 +186,16 @@ def _parts(package: str) -> str:
     return "\n".join(lines)
 
 
+def _head_comment(recipe: Path) -> str:
+    """The comment at the head of a recipe, its lines joined."""
+    lines = itertools.takewhile(lambda line: line.startswith("#"), recipe.read_text(encoding="utf-8").splitlines())
+    return " ".join(line.lstrip("# ").strip() for line in lines)
+
+
 def _recipe(name: str, path: Path) -> list[str]:
     config = load_recipe(path)
     values, arguments = flatten(config), describe_config(config)
-    lines = [f"## {name}", "", read_description(path), "", "| key | default | meaning |", "|---|---|---|"]
+    lines = [f"## {name}", "", _head_comment(path), "", "| key | default | meaning |", "|---|---|---|"]
     for key, value in values.items():
         formatted = json.dumps(value, ensure_ascii=False)
         description = describe_key(arguments, values, key).get("help", "")

@@ -50,13 +50,6 @@ def test_every_rule_gives_probabilities_in_single_precision(rule):
     torch.testing.assert_close(probs.sum(-1), torch.ones(2))
 
 
-def test_sampled_weights_belong_to_the_row():
-    uniforms = sample_uniforms([7, 8, 9], 3)
-    weights = Dirichlet(0.5).start(3, 3, uniforms)
-    torch.testing.assert_close(Dirichlet(0.5).start(3, 1, uniforms[:, 1:2]), weights[1:2], rtol=0, atol=0)
-    assert not torch.allclose(weights[0], weights[1])
-
-
 @pytest.mark.parametrize("alpha", [0.001, 0.5, 4.0])
 def test_sampled_weights_have_the_distributions_mean_and_variance(alpha):
     weights = sample_dirichlet(torch.full((3,), alpha), sample_uniforms(range(4000), 3)).exp()
@@ -81,11 +74,6 @@ def test_bayesian_averaging_is_bayes_rule_along_the_text():
     assert floored[0, 1].item() == pytest.approx(1e-4, rel=1e-3)
     path = Mean().weights_along_text(Mean().start(3, 2), torch.zeros(3, 2, 4), torch.ones(2, 4))
     assert (path == -math.log(3)).all()
-
-
-def test_a_vote_returns_the_first_text_with_the_winning_answer():
-    assert Vote().winning_text(["it is 4", "that makes 5", "so 5.0 it is"]) == "that makes 5"
-    assert not Vote.joint and Mean.joint
 
 
 def token_log_probs(tokens=400, seed=0):

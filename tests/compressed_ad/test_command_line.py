@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 import zoo
-from tests import harness
 from tests.compressed_ad.envs.scripted import PACKAGE
 from tests.harness import REPOSITORY, forked, good
 from zoo.common.build import build
@@ -46,16 +45,6 @@ def trained(request: pytest.FixtureRequest, rooms: Path) -> Path:
 def tasks_of(folder: Path, output: str) -> set[tuple[int, ...]]:
     rows = json.loads((folder / output / "evaluation.json").read_text())["tasks"]
     return {tuple(map(int, row["task"].split())) for row in rows}
-
-
-def test_environments_are_known_by_their_short_names(tmp_path: Path) -> None:
-    """In a process that has imported none of them."""
-    for name in ("Darkroom", "PointMass"):
-        collect = ("collect", name, "--env", name, "--episodes=1", "--streams=1", "--tasks", "[0]")
-        assert "made 1," in good(harness.zoo(*collect, cwd=tmp_path)).stdout
-    for name in ("PointMas", "zoo.compressed_ad.PointMas", "UNet", "zoo.flow.UNet"):
-        refused = forked("collect", "none", "--env", name, cwd=tmp_path)
-        assert refused.returncode and name in refused.stderr and refused.stderr.count("\n") == 1
 
 
 def test_no_goal_is_trained_and_evaluated(trained: Path) -> None:

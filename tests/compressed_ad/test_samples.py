@@ -19,7 +19,6 @@ from zoo.compressed_ad.nets.compression import FieldDecoder, Forget, QueryCompre
 from zoo.compressed_ad.nets.embedding import FactoredEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.transformer import Transformer
-from zoo.compressed_ad.rendering import episode_frames
 from zoo.compressed_ad.task import DistillationTask, PolicyTask
 from zoo.training.callbacks.samples import Samples
 
@@ -81,26 +80,6 @@ def test_distillation_shows_how_it_learns_and_attends(
     task = distillation(env, recon_weight=0.1 if "decoder" in parts else 0.0, **parts)
     media = fit(task, tmp_path, [Samples(items=1000, every_n_validations=1)], evaluation=data)
     assert media == {1: displayed, 2: sorted([*displayed, EPISODES] if LEARNING in displayed else displayed)}
-
-
-def test_frames_show_goals_way_and_reward() -> None:
-    env = Darkroom(5, 6)
-    steps = EpsilonCurriculum(env, 4, greedy_after=0.5).histories(env.tasks()[[0, 24]], [0, 1])
-    frames = episode_frames(env, env.tasks()[[0, 24]], steps)
-    assert len(frames) == 7 and len({frame.shape for frame in frames}) == 1
-    room = frames[0].shape[0] // 2
-    assert frames[0].shape == (2 * room, 2 * room, 3)
-    cell = (room - 13) // 5
-    middle = 6 + cell // 2
-
-    def colour(frame: int, top: int, left: int) -> tuple[int, ...]:
-        return tuple(frames[frame][top, left].tolist())
-
-    assert colour(0, middle, middle) == (253, 141, 60)  # the first task's goal, in the upper left cell
-    assert colour(0, middle + 2 * cell, middle + 2 * cell) == (33, 113, 181)  # the agent, in the centre
-    green = (35, 139, 69)  # in the last episode the demonstrator knows the way
-    assert colour(-1, room + middle, middle) == green
-    assert colour(-1, room + middle + 4 * cell, room + middle + 4 * cell) == green
 
 
 def test_the_recipe_leaves_its_pictures_and_the_same_weights_without(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.conftest import reference_folder
-from zoo.training.optimizers import LrScaling
+from zoo.training.optimizers import LrScaling, set_total_steps
 from zoo.training.schedules import StageCosine, WarmupConstant, WarmupCosine, WarmupLinear
 
 
@@ -99,3 +99,14 @@ def test_rates_scale_with_the_effective_batch(rule, factor, caplog):
         LrScaling(128, rule).scale(optimizer, make_trainer(128, 2, 4))
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * factor)
     assert LrScaling(64, rule).factor(64) == 1.0 and "effective batch 1024" in caplog.text
+
+
+@pytest.mark.parametrize("schedule", [WarmupLinear, WarmupCosine])
+def test_a_warmup_below_one_is_a_share_of_the_steps(schedule):
+    rates = []
+    for warmup, total in ((3, 30), (0.1, 30), (3, None), (0.1, None)):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        made = schedule(optimizer, warmup, total)
+        set_total_steps(made, SimpleNamespace(max_steps=30))
+        rates.append([optimizer.param_groups[0]["lr"], *(made.factor(step) for step in range(31))])
+    assert rates[0] == rates[1] == rates[2] == rates[3] and rates[0][0] == 1 / 4

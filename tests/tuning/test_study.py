@@ -82,7 +82,6 @@ def test_a_killed_trial_is_continued_and_pruned(tmp_path: Path) -> None:
     ("options", "named"),
     [
         (["model.init_args.optimizr.init_args.lr=log(1e-5, 1)"], "did you mean optimizer"),
-        (["data.init_args.batch_size=choice(8, many)"], "batch_size"),
         ([f"{LR}=log(1e-5, 1)", "--sampler", "grid"], "range"),
         ([f"{LR}=log(1e-5, 1)", "--trails", "3"], "did you mean --trials"),
         ([f"{LR}=log(1e-5, 1)", "--ckpt_path", "last"], "ckpt_path"),

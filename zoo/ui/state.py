@@ -86,13 +86,14 @@ class PageState:
             self.tabs.set_value(tab)
 
     def refresh_every(self, seconds: float, tab: str, refresh: Callable[[], Awaitable[None]]) -> None:
-        """Refresh again and again while a tab is open, "" for always."""
+        """Refresh a tab when it is opened and again and again while it is open, "" for always."""
 
         async def refresh_open_tab() -> None:
             if not tab or self.tabs.value == tab:
                 await refresh()
 
         ui.timer(seconds, refresh_open_tab)
+        self.tabs.on_value_change(refresh_open_tab)
 
 
 async def notify_errors(work: Awaitable[Result]) -> Result | None:

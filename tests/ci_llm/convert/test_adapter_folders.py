@@ -56,13 +56,6 @@ def test_folders_follow_the_checkpoints(tmp_path):
     assert {path.name for path in tmp_path.glob("peft_step_*")} == {"peft_step_1", "peft_step_6"}
 
 
-def test_peft_folders_are_optional_and_a_dry_run_writes_nothing(tmp_path):
-    run(tmp_path / "original", byte_task(2), 2, AdapterFolders(peft=False))
-    run(tmp_path / "dry", byte_task(2), 2, fast_dev_run=True)
-    assert [path.name for path in tmp_path.glob("*/*checkpoint*")].count("final_checkpoint") == 1
-    assert not list(tmp_path.glob("*/peft*")) and not list(tmp_path.glob("dry/*checkpoint*"))
-
-
 def test_other_tasks_and_folders_of_other_programs_are_refused(tmp_path):
     with pytest.raises(ValueError, match="CrowdTask, not PretrainTask"):
         run(tmp_path / "pretrain", pretrain_task(), 2)

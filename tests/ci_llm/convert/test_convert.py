@@ -17,7 +17,6 @@ from zoo.ci_llm.convert import (
     describe,
     from_original,
     is_original,
-    original_state,
     to_original,
 )  # fmt: skip
 from zoo.ci_llm.convert.checkpoints import adapters_of
@@ -27,8 +26,6 @@ from zoo.ci_llm.data.tokenizers import ByteTokenizer
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone, positions
 from zoo.ci_llm.nets.crowd import Crowd
-from zoo.runs.checkpoints import load_checkpoint
-from zoo.runs.frozen import FROZEN_FOLDER
 from zoo.runs.load import load
 
 CONFIG = {
@@ -77,21 +74,6 @@ def test_all_directions_are_bit_exact(backbone, tmp_path):
             assert_same_weights(read(checkpoint.parent / target).weights, weights_of(crowd))
     assert torch.equal(logits(from_original(tmp_path / "back", backbone)), logits(crowd))
     assert torch.equal(logits(from_original(tmp_path / "peft")), logits(crowd))
-
-
-def test_our_checkpoint_holds_adapters_only(backbone, tmp_path):
-    to_original(made(backbone, 3), tmp_path / "original", {"epoch": 2, "global_step": 9, "config": {}})
-    target = tmp_path / "run" / "step.ckpt"
-    convert(tmp_path / "original", target, backbone=backbone)
-    checkpoint = load_checkpoint(target)
-    assert all(key.startswith("crowd.agents.adapters.") for key in checkpoint["state_dict"])
-    assert (checkpoint["global_step"], checkpoint["epoch"]) == (9, 2)
-    record = checkpoint["frozen"]["crowd.backbone"]
-    assert (target.parent / record["folder"] / "config.json").is_file() and record["folder"].startswith(FROZEN_FOLDER)
-    assert checkpoint["zoo"]["components"]["crowd"]["init_args"]["agents"]["init_args"]["count"] == 3
-    state = original_state(tmp_path / "original")
-    assert state.keys() == checkpoint["state_dict"].keys()
-    assert all(torch.equal(state[key], value) for key, value in checkpoint["state_dict"].items())
 
 
 def test_wrong_backbone(backbone, tmp_path):
@@ -176,24 +158,6 @@ def test_configuration(tmp_path):
     path.write_text(yaml.safe_dump({**MAIN, "max_train_steps": 17}))
     recipe, left = convert_config(path)
     assert recipe["trainer"]["max_steps"] == 17 and "epochs" in left  # which then say nothing
-
-
-def test_configuration_that_cannot_be(tmp_path):
-    path = tmp_path / "configs.yaml"
-    path.write_text(yaml.safe_dump({**MAIN, "dataset_name": "./texts", "mixed_precision": False}))
-    recipe, left = convert_config(path)
-    assert recipe["trainer"]["max_epochs"] == 3 and recipe["model"]["init_args"]["scheduler"] is None
-    assert recipe["trainer"]["precision"] == "32-true" and any(each.startswith("lr_scheduler_type") for each in left)
-    for values, message in (
-        ({"lr": "fast"}, "lr is 'fast', expected a number"),
-        ({"mixed_precision": "int4"}, "mixed_precision is one of"),
-    ):
-        path.write_text(yaml.safe_dump({**MAIN, **values}))
-        with pytest.raises(ValueError, match=message):
-            convert_config(path)
-    path.write_text("a: 1")
-    with pytest.raises(ValueError, match="no configuration of CI-LLM"):
-        convert_config(path)
 
 
 def test_folders_that_peft_wrote(tmp_path):

@@ -70,15 +70,6 @@ def test_peft_and_back(tmp_path):
         write_original(tmp_path / "original", adapters)
 
 
-def test_adapted_blocks_are_written(tmp_path):
-    adapters = make_adapters(1, [adapter(0, LAYERS[1:])], ["up_proj"])
-    write_original(tmp_path / "original", adapters)
-    write_peft(tmp_path / "peft", adapters)
-    assert read_original(tmp_path / "original").blocks == [1]
-    config = tmp_path / "peft/agent0/adapter_config.json"
-    assert json.loads(config.read_text())["layers_to_transform"] == [1]
-
-
 @pytest.mark.parametrize(
     ("values", "targets"),
     [
@@ -141,22 +132,6 @@ def test_names_of_other_adapters():
     ):
         with pytest.raises(ValueError, match=message):
             adapter_weights(content, "agent1", "file")
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"r": 3}, "of agent 0 is .* expected rank 3"),
-        ({"r": "2"}, "r is missing"),
-        ({"K_agents": 0}, "K_agents is missing"),
-        ({"K_agents": 1}, r"K_agents 1, but there is agent1_weights\.pth"),
-    ],
-)
-def test_meta_that_does_not_fit(tmp_path, values, message):
-    write_original(tmp_path / "folder", make_adapters(2))
-    change(tmp_path / "folder" / META, **values)
-    with pytest.raises(ValueError, match=message):
-        read_original(tmp_path / "folder")
 
 
 @pytest.mark.parametrize(

@@ -16,15 +16,6 @@ def epoch(batches, number=0):
     return [[index for _, index in keys] for keys in batches]
 
 
-def test_every_text_once_and_little_padding():
-    batches = TextBatches(LENGTHS, batch_size=4, drop_last=False)
-    indices = epoch(batches)
-    assert len(indices) == len(batches) == 125
-    assert sorted(chain(*indices)) == list(range(500))
-    assert padding_share(LENGTHS, indices) < 0.1
-    assert epoch(batches, 1) != indices and epoch(batches, 0) == indices
-
-
 def test_budget_holds_and_every_epoch_has_as_many_batches():
     batches = TextBatches(LENGTHS, token_budget=2000, agents=2, agent_data="shuffled")
     for number in range(3):

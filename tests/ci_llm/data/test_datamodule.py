@@ -14,7 +14,7 @@ from zoo.ci_llm.data.arithmetic import Arithmetic
 from zoo.ci_llm.data.datamodule import TextData
 from zoo.ci_llm.data.text_files import TextFormat, read_examples, split_files
 from zoo.ci_llm.data.tokenizers import BpeTokenizer, ByteTokenizer
-from zoo.ci_llm.data.tokens import join_rows, tokenise_files
+from zoo.ci_llm.data.tokens import tokenise_files
 
 BYTES = ByteTokenizer()
 FIELDS = ("question", "answer")
@@ -96,16 +96,6 @@ def test_invalid_lines_are_named(tmp_path, line, message):
         read_examples([path], *FIELDS)
 
 
-def test_mark_and_separators_are_no_lines(tmp_path):
-    path = tmp_path / "train.jsonl"
-    path.write_bytes('\ufeff{"question": "a\u2028b\u0085c", "answer": "d"}\r\n'.encode())
-    (example,) = read_examples([path], *FIELDS)
-    assert example.prompt == "a\u2028b\u0085c"
-    path.write_bytes('{"question": "a", "answer": "b"}\n{"question": "caf\u00e9"}'.encode("latin-1"))
-    with pytest.raises(ValueError, match=r"train\.jsonl:2: .*UTF-8"):
-        read_examples([path], *FIELDS)
-
-
 @pytest.mark.parametrize("kind", ["parquet", "file", "stream"])
 def test_tables(tmp_path, kind):
     pa = pytest.importorskip("pyarrow")
@@ -176,17 +166,6 @@ def test_validation_is_held_out_and_sorted(tmp_path):
     assert len(set(data.validation_examples())) == 11 and set(data.validation_examples()) < set(data.examples("train"))
     with pytest.raises(ValueError, match="no files of the split test"):
         data.examples("test")
-
-
-def test_token_budget_and_resume():
-    data = prepare(TextData(BYTES, token_budget=1500, agents=2, seed=3))
-    keys = list(data.train_batches(0, 1))
-    sizes = [join_rows([data.train_set[key] for key in batch], 0)["input_ids"].numel() for batch in keys]
-    assert max(sizes) * 2 <= 1500 and min(sizes) * 2 > 1000
-    again = data.train_batches(0, 1)
-    again.resume_at(0, 4)
-    assert list(again) == keys[4:]
-    assert [len(list(data.train_batches(rank, 2))) for rank in range(2)] == [len(data.train_batches(0, 2))] * 2
 
 
 @pytest.mark.parametrize(

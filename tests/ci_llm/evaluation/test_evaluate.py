@@ -26,7 +26,7 @@ from zoo.ci_llm.evaluation.answering import (
     grade,
 )
 from zoo.ci_llm.evaluation.evaluate import evaluate_crowd
-from zoo.ci_llm.evaluation.report import SINGLE, compute_accuracies
+from zoo.ci_llm.evaluation.report import SINGLE
 from zoo.ci_llm.evaluation.scoring import fit_weights, make_batch, score, token_rules
 from zoo.ci_llm.evaluation.trained import TrainedCrowd
 from zoo.ci_llm.losses.likelihood import IGNORED, losses, shifted_labels
@@ -138,15 +138,6 @@ def test_a_prompt_that_does_not_fit_is_wrong(tmp_path: Path) -> None:
     assert facts["failed"] == 5 and facts["likelihood"] == {} and list(facts["accuracy"]["strict"]) == [SINGLE]
 
 
-@pytest.mark.usefixtures("no_figures")
-def test_one_agent_has_no_rules(tmp_path: Path) -> None:
-    facts = run(tmp_path / "out", trained(1))
-    assert facts["weights"] == {} and list(facts["likelihood"]) == ["mean"]
-    systems = {"agent_0", "backbone", "self_consistency_2", "self_consistency_3"}
-    assert facts["accuracy"]["strict"].keys() == systems
-    assert facts["likelihood"]["mean"]["nll_agent_0"] == pytest.approx(facts["likelihood"]["mean"]["nll_ensemble"])
-
-
 def test_answers_are_graded_by_both_extractions() -> None:
     texts = {
         "agents": ["so 7\n#### 7", "8", "7 it is"],
@@ -162,15 +153,6 @@ def test_answers_are_graded_by_both_extractions() -> None:
     assert row["parsed"]["strict"]["mean"] == "1000"
     assert grade({}, Decimal(7))["correct"] == {"strict": {}, "flexible": {}}
     assert gold_answer("3 apples", "here") == 3
-
-
-def test_a_row_without_answer_is_wrong() -> None:
-    correct, empty = {"agent_0": True, "agent_1": False, "vote": True}, dict[str, bool]()
-    rows = [{"correct": {"strict": each, "flexible": each}} for each in (correct, correct, correct, empty)]
-    accuracies = compute_accuracies(rows, 2)["strict"]
-    vote = accuracies["vote"]
-    assert vote["mean"] == 0.75 and accuracies[SINGLE]["mean"] == 0.375 and vote["gain"] == 0.375
-    assert vote["se"] == pytest.approx(np.std([1, 1, 1, 0], ddof=1) / 2) and vote["low"] <= 0.75 <= vote["high"]
 
 
 def test_texts_do_not_depend_on_other_questions() -> None:

@@ -49,15 +49,6 @@ def test_pairs_are_tokenised_as_one_text(adapter):
     assert adapter.context_ids(TOKENIZER, "<bos>a") == [1, *TOKENIZER.encode("a")]
 
 
-def test_chats_need_a_template(adapter, net):
-    tokenizer = ByteTokenizer()
-    model = adapter.CrowdLM(net, tokenizer)
-    with pytest.raises(ValueError, match="chat_template"):
-        model.apply_chat_template([{"role": "user", "content": "a"}])
-    tokenizer.backend.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-    assert model.apply_chat_template([{"role": "user", "content": "a"}]) == "<user>a"
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("rule", [Mean(), Geometric(), BayesianAverage()], ids=lambda rule: type(rule).__name__)
 def test_log_likelihoods_are_those_of_a_plain_forward(adapter, net, rule):

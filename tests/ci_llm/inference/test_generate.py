@@ -77,18 +77,6 @@ def test_other_backbones_and_a_shared_trunk(made):
         assert torch.equal(generate(other, IDS, MASK, Mean(), NEW), apart[1])
 
 
-def test_one_agent_alone_and_each_agent_on_its_own(llama):
-    apart = generate(llama, IDS, MASK, Vote(), NEW)
-    assert apart.shape == (3, 3, 5 + NEW)
-    assert not torch.equal(apart[0], apart[1])
-    for agent in range(3):
-        alone = [0.0] * 3
-        alone[agent] = 1.0
-        assert torch.equal(generate(llama, IDS, MASK, FittedMixture(alone), NEW), apart[agent])
-        with llama.select_agents(agent):
-            assert torch.equal(generate(llama, IDS, MASK, Mean(), NEW), apart[agent])
-
-
 def test_rows_end_by_themselves(llama):
     free = generate(llama, IDS, MASK, Mean(), NEW)
     ends = [int(free[0, 6]), int(free[1, 8])]

@@ -4,12 +4,10 @@ import json
 import shutil
 
 import pytest
-import torch
 
 from tests.ci_llm.crowd_parts import CONFIGS
 from tests.ci_llm.task_parts import byte_task
-from zoo.ci_llm.aggregation import Vote
-from zoo.ci_llm.data.tokenizers import BpeTokenizer, ByteTokenizer
+from zoo.ci_llm.data.tokenizers import BpeTokenizer
 from zoo.ci_llm.inference.text_generator import TextGenerator
 from zoo.ci_llm.nets.backbone import LearningBackbone
 from zoo.ci_llm.nets.sampling import Sampling
@@ -30,17 +28,6 @@ def test_answers_do_not_depend_on_the_batch():
     sampled = {"sampling": Sampling(temperature=2.0)}
     assert text_generator(prompt_batch=1, **sampled)(PROMPTS) == text_generator(prompt_batch=4, **sampled)(PROMPTS)
     assert alone != text_generator(**sampled)(PROMPTS) != text_generator(answer_seed=1, **sampled)(PROMPTS)
-
-
-def test_vote_takes_the_text_of_the_majority(monkeypatch):
-    made = text_generator(3, aggregator=Vote())
-    rows = [[*ByteTokenizer().encode(text), 2] for text in (" 5\n#### 5", " 4\n#### 4", " 6 - 1\n#### 5")]
-    longest = max(map(len, rows))
-    monkeypatch.setattr(
-        "zoo.ci_llm.inference.generate.generate",
-        lambda crowd, ids, *args: torch.tensor([[[*ids[0], *row, *[0] * (longest - len(row))]] for row in rows]),
-    )
-    assert made(["2 + 3"]) == ["5\n#### 5"]
 
 
 def test_file_of_prompts(tmp_path):
@@ -74,21 +61,6 @@ def test_invalid_files_are_named_and_leave_nothing(content, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         text_generator().process_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     assert not (tmp_path / "out.jsonl").exists()
-
-
-@pytest.mark.parametrize(
-    ("prompts", "message"),
-    [
-        ("2 + 3", "put it into a list"),
-        (["a", " "], r"prompts\[1\] is ' ', expected a text"),
-        ([3], r"prompts\[0\] is 3, expected a text"),
-        (["a", "x" * 60], r"prompts\[1\]: a prompt of 61 tokens"),
-    ],
-    ids=("text", "empty", "number", "long"),
-)
-def test_invalid_prompts_are_refused(prompts, message):
-    with pytest.raises(ValueError, match=message):
-        text_generator()(prompts)
 
 
 def test_runs_and_exports_need_no_other_folder(tmp_path, monkeypatch):

@@ -33,11 +33,6 @@ def test_permuted_clouds_are_at_distance_zero_and_shifted_ones_at_the_shift(shar
     torch.testing.assert_close(distance, (shift @ directions).square().mean()[None])
 
 
-def test_directions_of_another_space_are_refused():
-    with pytest.raises(ValueError, match=r"need directions \(8, n\) or \(3, 8, n\)"):
-        pairwise_sliced_wasserstein(clouds(), torch.ones(7, 4))
-
-
 def test_divergence_of_two_coins():
     p, q = torch.tensor([0.9, 0.1]), torch.tensor([0.5, 0.5])
     expected = ((p * (p / q).log()).sum() + (q * (q / p).log()).sum()) / 2

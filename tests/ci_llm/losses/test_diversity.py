@@ -55,21 +55,9 @@ def test_refused(call, message):
         call()
 
 
-def test_first_token_is_warned_of():
-    with pytest.warns(UserWarning, match="first_token"):
-        Diversity(strategy="first_token")
-
-
 def test_normalised_points_have_length_one():
     points = Diversity(normalize=True).represent(values(), MASKS["right"])
     torch.testing.assert_close(points.norm(dim=-1), torch.ones(3, 2))
-
-
-def test_value_depends_on_step_and_seed():
-    term, points = Diversity(projections=4), clouds()
-    assert term.value(points, 3).item() == term.value(points, 3).item() != term.value(points, 4).item()
-    assert Diversity(projections=4, seed=1).value(points, 3).item() != term.value(points, 3).item()
-    assert term.value(clouds(1)).item() == 0
 
 
 def test_warm_up_and_hinge():

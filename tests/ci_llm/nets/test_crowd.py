@@ -129,15 +129,3 @@ def test_one_cache_serves_all_agents(name, top):
     cached = torch.cat([prompt, *steps], 2)
     torch.testing.assert_close(cached[:, real], uncached[:, real], atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(last, uncached[:, :, -1:], atol=1e-5, rtol=1e-4)
-
-
-def test_refused():
-    for mode, chunk in (("batched", 2), ("chunked", None), ("chunked", 0)):
-        with pytest.raises(ValueError, match="chunk"):
-            crowd(mode=mode, chunk=chunk)
-    net = crowd()
-    with pytest.raises(ValueError, match="texts of 2 agents, not 3"):
-        net(torch.ones(2, 1, 4, dtype=torch.long), torch.ones(2, 1, 4, dtype=torch.long))
-    for chosen in ((3,), (1, 4), (-1,)):
-        with pytest.raises(ValueError, match="there are 3"), net.select_agents(*chosen):
-            pass

@@ -10,7 +10,6 @@ from torch import nn
 from zoo.common.build import build
 from zoo.compressed_ad.convert import (
     convert,
-    convert_config,
     describe,
     from_original,
     is_original,
@@ -129,18 +128,3 @@ def test_policies_that_the_original_does_not_have_are_refused(tmp_path, changes,
     with pytest.raises(ValueError, match=message):
         to_original(policy_of("CAD", **changes), tmp_path / "a.pt")
     assert not (tmp_path / "a.pt").exists()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_converted_checkpoint_and_its_recipe_agree(tmp_path, kind):
-    content = content_of(policy_of(kind), kind)
-    content["config"] |= {"model": "AD" if kind == "AD" else "CompressedAD", "train_timesteps": 70}
-    if kind == "v1":
-        content["config"] |= {"n_latent": K}
-    torch.save(content, tmp_path / "ckpt-40.pt")
-    convert(tmp_path / "ckpt-40.pt", tmp_path / "ours.ckpt")
-    recipe, _ = convert_config(tmp_path / "ckpt-40.pt")
-    parts = load_checkpoint(tmp_path / "ours.ckpt")["zoo"]["components"]
-    assert recipe["model"]["init_args"]["policy"] == parts["policy"]
-    assert recipe["data"]["init_args"]["env"] == parts["env"]
-    assert recipe["trainer"]["max_steps"] == 70

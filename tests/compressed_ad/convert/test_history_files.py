@@ -45,20 +45,6 @@ def test_there_and_back(tmp_path, store, order):
     assert assert_equal_files(store, again) and again.task_indices.tolist() == task_order(ROOM, order)
 
 
-def test_layout_of_the_original(file):
-    with h5py.File(file) as groups:
-        assert {name: (data.shape, data.dtype.str) for name, data in groups["4"].items()} == {
-            "states": ((15, 2, 2), "<i4"),
-            "actions": ((15, 2), "<i4"),
-            "rewards": ((15, 2), "<i4"),
-            "next_states": ((15, 2, 2), "<i4"),
-            "dones": ((15, 2), "|b1"),
-        }
-        # The reset cell follows an episode, not the cell where its last step led.
-        assert np.array_equal(groups["0/next_states"][:-1], groups["0/states"][1:])
-        assert groups["0/dones"][:, 0].nonzero()[0].tolist() == [4, 9, 14]
-
-
 @pytest.mark.parametrize(
     ("env", "order", "message"),
     [

@@ -56,13 +56,6 @@ def test_a_batch_has_one_length_on_all_ranks_and_a_stage_begins_at_its_step() ->
     assert max(lengths[4:]) > 12
 
 
-def test_lengths_go_on_where_a_resume_begins() -> None:
-    full, resumed = (CurriculumBatches(64, 4, SMALL, 30, 7) for _ in range(2))
-    full.set_epoch(1)
-    resumed.resume_at(1, 5)
-    assert list(resumed) == list(full)[5:]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

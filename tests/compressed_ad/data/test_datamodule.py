@@ -91,13 +91,6 @@ def test_statistics_are_those_of_training_histories(tmp_path: Path) -> None:
     assert len(statistics.sample) == len(rows)
 
 
-def test_without_a_folder_histories_are_demonstrated_when_allowed(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(FileNotFoundError, match="no folder nowhere; make it with zoo collect"):
-        build(root="nowhere")
-    assert build(root="nowhere", embedded_if_missing=True, length=9).train_set.available == 12
-    assert "no folder nowhere" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -10,13 +10,11 @@ import pytest
 import torch
 
 from tests.compressed_ad.envs.scripted import PACKAGE  # noqa: F401 - registers the environments
-from zoo.compressed_ad.collecting.collect import EpsilonAlgorithm, collect, last_returns
+from zoo.compressed_ad.collecting.collect import EpsilonAlgorithm, collect
 from zoo.compressed_ad.collecting.q_learning import QLearning
 from zoo.compressed_ad.data.history import HistoryStore
-from zoo.compressed_ad.data.history_writer import keep_every_nth_episode
 from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.envs.gymnasium_env import GymnasiumEnv
-from zoo.compressed_ad.evaluation.report import source_curve
 
 ENV = Darkroom(grid_size=3, horizon=5)
 CORRIDOR = GymnasiumEnv("Corridor-v0", [{"mirrored": False}, {"mirrored": True}], limit=6, reward=[0, 1])
@@ -52,33 +50,6 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         assert torch.equal(store.tasks[store.split[side]], ENV.tasks()[tasks])
     copy = pickle.dumps(store)
     assert len(copy) < 5000 and np.array_equal(pickle.loads(copy).read(7, 1), store.read(7, 1))
-
-
-def test_returns_go_by_the_ends_of_episodes(corridors: HistoryStore) -> None:
-    rows, returns = corridors.read(0, slice(None)), corridors.returns(0)
-    lasts = []
-    for stream in range(3):
-        ends = corridors.ends(0, stream)
-        parts = np.split(rows[stream]["reward"], ends)[: len(ends)]
-        assert returns[stream, : len(ends)].tolist() == [part.sum() for part in parts]
-        assert np.isnan(returns[stream, len(ends) :]).all()
-        lasts.append(returns[stream, len(ends) - 1])
-    assert float(last_returns(corridors)[0]) == pytest.approx(np.mean(lasts))
-    facts = {"tasks": [{"task": "0"}], "env": CORRIDOR.describe()}
-    assert len(source_curve(corridors.folder, facts)) == returns.shape[1]
-
-
-def test_complete_episodes_are_kept(tmp_path: Path) -> None:
-    rows = np.zeros((1, 2, 15), dtype=CORRIDOR.schema.dtype)
-    rows["reward"] = np.arange(15)
-    rows["truncated"][0, 0, 2::3] = True  # episodes of 3
-    rows["terminated"][0, 1, [0, 1, 6, 8, 9]] = True  # of 1, 1, 5, 2, 1, and a cut one of 5
-    assert keep_every_nth_episode(rows, 6, 2)["reward"][0].tolist() == [[0, 1, 2, 6, 7, 8], [0, 2, 3, 4, 5, 6]]
-    settings = {"streams": 2, "tasks": [0, 5], "train_share": 0.5, "progress": False}
-    collect(ENV, tmp_path / "all", QLearning(), 6, **settings)
-    collect(ENV, tmp_path / "some", QLearning(explored=0.7), 3, **settings, episode_stride=2)
-    every, some = HistoryStore(tmp_path / "all"), HistoryStore(tmp_path / "some")
-    assert np.array_equal(some.returns(1), every.returns(1)[:, ::2]) and some.index["episode_stride"] == 2
 
 
 def cut(path: Path) -> None:

@@ -52,13 +52,6 @@ def test_oracle_return():
     assert oracle_return(Darkroom(2, 2, random_start=True), torch.tensor([[0, 0]])).tolist() == [7 / 4]
 
 
-def test_explorer_in_the_darkroom():
-    curve = explorer_returns(Darkroom(), 6).mean(dim=0).tolist()
-    assert curve == pytest.approx([2.59, 6.46, 10.56, 14.48, 16.35, 16.54], abs=5e-3)
-    curve = explorer_returns(Darkroom(5, 10), 4).mean(dim=0).tolist()
-    assert curve == pytest.approx([2.20, 5.72, 8.40, 8.56], abs=1e-9)
-
-
 @pytest.mark.parametrize("env", [DarkKeyToDoor(5, 20), Darkroom(4, 6, hard=True), Darkroom(4, 6, random_start=True)])
 def test_explorer_ends_as_the_oracle(env):
     tasks = env.tasks()[::7]

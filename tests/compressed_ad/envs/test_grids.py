@@ -82,31 +82,6 @@ def test_description_rebuilds_the_environment(env):
     assert torch.equal(again.tasks(), env.tasks())
 
 
-@pytest.mark.parametrize(
-    ("described", "message"),
-    [
-        ({"name": "maze"}, "darkroom.*'maze'"),
-        ({"name": "darkroom", "colour": 1}, "darkroom.*colour"),
-        ({"name": "darkroom", "grid_size": 1}, "grid_size is at least 2, not 1"),
-        ({"name": "darkroom", "start": [9, 0]}, "0 to 8"),
-    ],
-)
-def test_a_wrong_description_is_refused(described, message):
-    with pytest.raises(ValueError, match=message):
-        build_env(described)
-
-
-def test_split_divides_the_tasks():
-    env = DarkKeyToDoor()
-    train, test = env.split(3, 0.95)
-    assert (len(train), len(test)) == (6233, 328)
-    assert sorted([*train.tolist(), *test.tolist()]) == list(range(6561))
-    assert not torch.equal(train, env.split(4, 0.95)[0])
-    assert [len(part) for part in env.split(3, 1.0)] == [6561, 0]
-    with pytest.raises(ValueError, match="train_share is 0 to 1"):
-        env.split(3, 95)
-
-
 def test_best_returns_known_in_closed_form():
     def best(env, tasks):
         return env.best_return(torch.tensor(tasks), env.start(torch.tensor(tasks)).states).tolist()

@@ -4,25 +4,12 @@ import numpy as np
 import pytest
 
 from zoo.compressed_ad.evaluation.summary import (
-    bootstrap_groups,
     episodes_to_reach,
     last_episodes,
     moving_average,
     speed,
     summarise,
 )
-
-
-def test_the_interval_has_the_width_of_theory() -> None:
-    rng = np.random.default_rng(0)
-    tasks, seeds = 40, 30
-    values = rng.normal(0, 2, (tasks, 1, 1)) + rng.normal(0, 1, (tasks, seeds, 1))
-    low, high = bootstrap_groups(values)
-    by_task = values[..., 0].mean(1).std()
-    error = (by_task**2 / tasks + values[..., 0].var(1).mean() / (tasks * seeds)) ** 0.5
-    assert high[0] - low[0] == pytest.approx(2 * 1.96 * error, rel=0.08)
-    assert low[0] < values.mean() < high[0]
-    assert bootstrap_groups(values)[0] == low
 
 
 def test_levels_are_reached_when_the_moving_average_is_there() -> None:

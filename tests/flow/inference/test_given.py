@@ -49,17 +49,6 @@ def test_scales_of_one_are_the_conditional_field(model: Sampler) -> None:
     assert not torch.allclose(complete, none, atol=1e-3)
 
 
-def test_a_sample_depends_on_what_it_is_given_alone(model: Sampler) -> None:
-    messages = conditions(model, ["a cat", "a dog", "a cat"])
-    together = model.sample(None, [4, 5, 6], messages)
-    torch.testing.assert_close(model.sample(None, [6], messages.rows(slice(2, 3)))[0], together[2])
-    other = model.sample(None, [6], GenerationConditions(["a dog"], messages.images[2:]))
-    assert not torch.allclose(other[0], together[2], atol=1e-4)
-    sampled = model(seeds=[1, 2], prompts=["x", "y"], images=IMAGES, masks=np.ones((2, 8, 8), bool))
-    assert sampled.shape == (2, 8, 8, 1) and sampled.dtype == np.uint8
-    assert model.dry_run() == "1 sample of shape (1, 8, 8)" and "prompts" in model.usage
-
-
 def test_what_is_missing_or_too_much_is_named(model: Sampler) -> None:
     plain = Sampler(net(), ConditionalOT(0.0), text=text())
     for call, message in (

@@ -151,7 +151,7 @@ def test_pairs_of_latents_are_latents_of_the_autoencoder(tmp_path: Path) -> None
     torch.testing.assert_close(mean, separate.double().mean(dim=(0, 2, 3)))
     torch.testing.assert_close(deviation, separate.double().std(dim=(0, 2, 3), correction=0))
     other = LatentSpace(FrozenAutoencoder(config={**config, "block_out_channels": [4, 6]}))
-    for latents, message in ((None, "those of another autoencoder"), (other, "those of another")):
+    for latents, message in ((None, "of another autoencoder"), (other, "of another")):
         data.trainer = SimpleNamespace(lightning_module=SimpleNamespace(latents=latents))
         with pytest.raises(ValueError, match=message):
             data.setup("fit")
@@ -159,5 +159,5 @@ def test_pairs_of_latents_are_latents_of_the_autoencoder(tmp_path: Path) -> None
     make(points)
     data = PairData(str(points), val_share=0.5)
     data.trainer = SimpleNamespace(lightning_module=SimpleNamespace(latents=space))
-    with pytest.raises(ValueError, match="holds no latents"):
+    with pytest.raises(ValueError, match="has no latents"):
         data.setup("fit")

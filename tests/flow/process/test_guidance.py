@@ -40,12 +40,7 @@ def test_scales():
     assert run(Guidance(0, null_mode="none")) == ([0.25, 0.25], [2])
     assert run(None) == ([10, 20], [2])
     assert run(None, label=None) == ([0.25, 0.25], [2])
-
-
-def test_interval():
-    inside = Guidance(3, interval=(0.2, 0.6))
-    assert [inside.scale_at(t) for t in (0.1, 0.2, 0.6, 0.7)] == [1, 3, 3, 1]
-    assert run(inside, 0.1) == ([10, 20], [2])
+    assert run(Guidance(3, interval=(0.2, 0.6)), 0.1) == ([10, 20], [2])
 
 
 def test_other_predictions_become_velocities():

@@ -61,7 +61,7 @@ class PairShards:
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:
-    """Read what a folder of pairs says of itself, and the settings of the teacher; `classes` is None when not known."""
+    """Read the description of a folder of pairs and the settings of its teacher; `classes` may be None."""
     path = folder / META_NAME
     if not path.is_file():
         raise FileNotFoundError(f"{folder} has no {META_NAME}: it is no folder of pairs, or make-pairs did not begin")
@@ -166,7 +166,7 @@ class PairData(FlowData):
             if getattr(task, argument, None) is not None:
                 raise ValueError(f"pairs hold no texts or images: set model.init_args.{argument} to null")
         latents = getattr(task, "latents", None)
-        found = None if latents is None else latents.autoencoder.fingerprint()
-        if task is not None and found != metadata.get("autoencoder"):
-            held = "those of another autoencoder" if metadata.get("autoencoder") else "no latents"
-            raise ValueError(f"{self.root} holds {held}: set model.init_args.latents as the teacher has it")
+        digest = None if latents is None else latents.autoencoder.fingerprint()
+        if task is not None and digest != metadata.get("autoencoder"):
+            content = "latents of another autoencoder" if metadata.get("autoencoder") else "no latents"
+            raise ValueError(f"{self.root} has {content}: set model.init_args.latents as the teacher has it")

@@ -86,9 +86,7 @@ def panel_lines(panel: Panel, runs: RunCurves) -> list[Line]:
     return lines
 
 
-def echart_options(
-    lines: Sequence[Line], log_scale: bool = False, x_name: str = "step", y_name: str = ""
-) -> dict[str, Any]:
+def echart_options(lines: Sequence[Line], log_scale: bool = False, x_name: str = "step") -> dict[str, Any]:
     """Return what ECharts draws; a logarithmic scale leaves out values that are not positive."""
     series: list[dict[str, Any]] = []
     for number, line in enumerate(lines):
@@ -107,11 +105,11 @@ def echart_options(
         "grid": {"left": 4, "right": 14, "top": 50 if names else 28, "bottom": 4, "containLabel": True},
         "legend": {"show": bool(names), "type": "scroll", "top": 22, "left": 0, "right": 0, "data": names},
         "tooltip": {"trigger": "axis", "confine": True},
-        "toolbox": {"top": 0, "right": 4, "itemSize": 12, "feature": tools},
+        "toolbox": {"top": -12, "right": 4, "itemSize": 12, "feature": tools},
         # a wheel alone scrolls the page
         "dataZoom": [{"type": "inside", "zoomOnMouseWheel": "ctrl", "preventDefaultMouseMove": False}],
         "xAxis": {**steps, "axisPointer": pointer},
-        "yAxis": {"type": "log" if log_scale else "value", "scale": True, "splitNumber": 4, "name": y_name},
+        "yAxis": {"type": "log" if log_scale else "value", "scale": True, "splitNumber": 4},
         "series": series,
     }
 

@@ -101,5 +101,5 @@ def _cell_value(value: Any) -> Any:
 def _show_chart(output: Output) -> None:
     curves = {str(name): tuple((float(x), float(y)) for x, y in curve) for name, curve in output.data["curves"].items()}
     lines = [Line(name, curve, COLORS[index % len(COLORS)]) for index, (name, curve) in enumerate(curves.items())]
-    chart = Plot(echart_options(lines, x_name=str(output.data.get("x", "")), y_name=str(output.data.get("y", ""))))
+    chart = Plot(echart_options(lines, x_name=str(output.data.get("x", ""))))
     chart.classes("zoo-curve").props("role=img").props["aria-label"] = f"{output.title}: {', '.join(curves)}"
