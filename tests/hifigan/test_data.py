@@ -178,7 +178,6 @@ def test_missing_corpus(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
     for match, make in (
         ("ZOO_DATA", lambda: VocoderData(root=str(tmp_path / "absent"))),
         ("no audio file", lambda: data(tmp_path / "empty", tmp_path)),
-        ("4 of 4 clips are for validation", lambda: data(None, tmp_path, items=4)),
         ("segment_samples", lambda: VocoderData(segment_samples=1000, features=FeatureOptions("x", 256))),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=match):
