@@ -4,63 +4,41 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import REPOSITORY, SMOKE, TOY_ARGS, TOY_RECIPE, fingerprint, forked, good, newest, record
+from tests.harness import REPOSITORY, TOY_ARGS, TOY_RECIPE, fingerprint, forked, good, newest, record
 
 KILL = "--trainer.callbacks+=toy_wing.faults.KillAt"
 STEP = "--trainer.callbacks.step={}"
-EMA = ["--trainer.callbacks+=zoo.training.EMA", "--trainer.callbacks.decay=0.9"]
-HIFIGAN = [
-    "--config", str(SMOKE), *TOY_ARGS, "--trainer.max_steps=25", "--trainer.limit_train_batches=20",
-    "--checkpoints.every_n_steps=5", "--trainer.log_every_n_steps=1", "--data.init_args.corpus.embedded_utterances=26",
-    "--trainer.val_check_interval=10", "--data.init_args.batch_size=1",
-]  # fmt: skip
+HIFIGAN = ["--trainer.max_steps=25", "--trainer.val_check_interval=10", "--trainer.limit_train_batches=20"]
+HIFIGAN += ["--data.init_args.corpus.embedded_utterances=26", "--data.init_args.batch_size=1"]
+MIIPHER = ["--data.init_args.corpus.embedded_utterances=10", "--data.init_args.batch_size=1"]
+OPTIONS = {"hifigan": HIFIGAN, "miipher": MIIPHER}
 
 
-# the gradient through WavLM's x-vectors is rounded otherwise in another process, by some 1e-9
-MIIPHER = [
-    *TOY_ARGS, "--trainer.max_steps=24", "--checkpoints.every_n_steps=5", "--trainer.log_every_n_steps=1",
-    "--trainer.val_check_interval=6", "--data.init_args.corpus.embedded_utterances=10", "--data.init_args.batch_size=1",
-]  # fmt: skip
-SHORT = [
-    *TOY_ARGS, "--trainer.max_steps=24", "--checkpoints.every_n_steps=5", "--trainer.log_every_n_steps=1",
-    "--trainer.val_check_interval=6",
-]  # fmt: skip
-RECIPES = {
-    "flow": "flow/smoke",  # EMA, dropout and epochs of 11 batches
-    **{name: f"flow/smoke_{name}" for name in ("conditions", "autoencoder", "dit", "latent", "meanflow")},
-    "compressed_ad": "compressed_ad/smoke",  # a curriculum whose second stage begins at batch 3
-    "spaces": "compressed_ad/smoke_spaces",
-    "ci_llm": "ci_llm/smoke",
-}
-
-
-def arguments(system: str, workers: int) -> list[str]:
-    if system == "toy":
-        ema = [*EMA, "--trainer.callbacks.modules=[net]"]
-        args = ["--config", str(TOY_RECIPE), *TOY_ARGS, *ema]
-    elif system == "hifigan":
-        args = [*HIFIGAN, *EMA, "--trainer.callbacks.modules=[generator]"]
-    elif system == "stochastic":
-        args = [str(SMOKE.with_stem(f"smoke_{system}")) if each == str(SMOKE) else each for each in HIFIGAN]
-    elif system in RECIPES:
-        args = ["--config", str(REPOSITORY / "configs" / f"{RECIPES[system]}.yaml"), *SHORT]
-    else:
-        args = ["--config", str(REPOSITORY / "configs" / "miipher" / f"smoke_{system}.yaml"), *MIIPHER]
+def arguments(recipe: str, workers: int) -> list[str]:
+    system = recipe.partition("/")[0]
+    args = ["--config", str(TOY_RECIPE if recipe == "toy" else REPOSITORY / "configs" / f"{recipe}.yaml"), *TOY_ARGS]
+    if recipe != "toy":
+        args += ["--trainer.max_steps=24", "--checkpoints.every_n_steps=5", "--trainer.log_every_n_steps=1"]
+        args += ["--trainer.val_check_interval=6", *OPTIONS.get(system, [])]
+    if recipe in ("toy", "hifigan/smoke"):
+        net = "net" if recipe == "toy" else "generator"
+        args += ["--trainer.callbacks+=zoo.training.EMA", "--trainer.callbacks.decay=0.9"]
+        args += [f"--trainer.callbacks.modules=[{net}]"]
     return [*args, f"--data.init_args.num_workers={workers}"]
 
 
 class Uninterrupted(dict[str, Path]):
-    """Runs by system, each made when it is first asked for."""
+    """Runs by recipe, each made when it is first asked for."""
 
     def __init__(self, factory: pytest.TempPathFactory) -> None:
         self.factory = factory
 
-    def __missing__(self, system: str) -> Path:
-        folder = self.factory.mktemp(system)
+    def __missing__(self, recipe: str) -> Path:
+        folder = self.factory.mktemp("uninterrupted")
         root = f"--trainer.default_root_dir={folder / 'reference'}"
-        good(forked("fit", *arguments(system, 0), root, cwd=folder))
-        self[system] = folder / "reference"
-        return self[system]
+        good(forked("fit", *arguments(recipe, 0), root, cwd=folder))
+        self[recipe] = folder / "reference"
+        return self[recipe]
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +46,14 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
     return Uninterrupted(tmp_path_factory)
 
 
-def killed_and_resumed(system: str, step: int, workers: int, folder: Path, *options: str) -> Path:
+def killed_and_resumed(recipe: str, step: int, workers: int, folder: Path, *options: str) -> Path:
     run = folder / "killed"
     root = f"--trainer.default_root_dir={run}"
-    killed = forked("fit", *arguments(system, workers), KILL, STEP.format(step), *options, root, cwd=folder)
+    killed = forked("fit", *arguments(recipe, workers), KILL, STEP.format(step), *options, root, cwd=folder)
     assert killed.returncode == -9, killed.stderr[-3000:]
     saved = newest(run)
     assert int(saved.stem.split("_")[1]) == (step - 1) // 5 * 5  # a validation comes before the save
-    resumed = good(forked("fit", *arguments(system, workers), "--ckpt_path=last", root, cwd=folder))
+    resumed = good(forked("fit", *arguments(recipe, workers), "--ckpt_path=last", root, cwd=folder))
     assert "resumed from" in resumed.stderr
     return run
 
@@ -85,41 +63,55 @@ def assert_equal_runs(run: Path, reference: Path) -> None:
     assert record(run) == record(reference)
 
 
+SLOW = [  # recipe, step, workers
+    ("audiosr/smoke_distill", 13, 0),
+    ("audiosr/smoke_vae", 13, 2),
+    ("audiosr/smoke_vocoder", 13, 0),
+    ("ci_llm/smoke_backbone", 13, 2),
+    ("flow/smoke_conditions", 13, 2),
+    ("flow/smoke_dit", 13, 2),
+    ("flow/smoke_latent", 13, 0),
+    ("hifigan/smoke_bigvgan", 12, 0),
+    ("hifigan/smoke_encodec", 12, 2),
+    ("hifigan/smoke_magnitudes", 12, 0),
+    ("hifigan/smoke_vocos", 12, 2),
+    ("miipher/smoke_backbone", 12, 0),
+    ("miipher/smoke_pretrain", 12, 2),
+    ("miipher/smoke_vocos", 12, 2),
+]
+
+
 @pytest.mark.parametrize(
-    ("system", "step", "workers"),
+    ("recipe", "step", "workers"),
     [
         ("toy", 8, 0),
         ("toy", 20, 2),
         ("toy", 21, 0),
-        ("hifigan", 21, 0),
-        ("adapter", 12, 2),
-        ("finetune", 17, 0),
-        ("magnitudes", 12, 0),
-        ("stochastic", 12, 0),
-        pytest.param("vocos", 12, 2, marks=pytest.mark.slow),
-        ("flow", 19, 2),
-        pytest.param("conditions", 13, 2, marks=pytest.mark.slow),
-        pytest.param("autoencoder", 13, 0, marks=pytest.mark.slow),
-        pytest.param("dit", 13, 2, marks=pytest.mark.slow),
-        pytest.param("latent", 13, 0, marks=pytest.mark.slow),
-        ("meanflow", 13, 0),
-        ("compressed_ad", 13, 2),
-        ("spaces", 13, 2),
-        ("ci_llm", 12, 2),
+        ("audiosr/smoke", 13, 2),  # EMA of selected modules, a loss guard
+        ("ci_llm/smoke", 12, 2),
+        ("compressed_ad/smoke", 13, 2),  # a curriculum whose second stage begins at batch 3
+        ("compressed_ad/smoke_spaces", 13, 2),  # continuous spaces, quantiles of bins and moments from the data
+        ("flow/smoke", 19, 2),  # EMA, dropout and epochs of 11 batches
+        ("flow/smoke_meanflow", 13, 0),  # a forward derivative whose dropout is that of the step
+        ("hifigan/smoke", 21, 0),
+        ("hifigan/smoke_stochastic", 12, 0),  # discriminators from batch 10 on
+        ("miipher/smoke_adapter", 12, 2),
+        ("miipher/smoke_finetune", 17, 0),
+        ("miipher/smoke_magnitudes", 12, 0),  # begins with what is solved for, once
+        *(pytest.param(*row, marks=pytest.mark.slow) for row in SLOW),
     ],
 )
 def test_resumed_run_equals_uninterrupted(
-    uninterrupted: Uninterrupted, tmp_path: Path, system: str, step: int, workers: int
+    uninterrupted: Uninterrupted, tmp_path: Path, recipe: str, step: int, workers: int
 ) -> None:
-    run = killed_and_resumed(system, step, workers, tmp_path)
-    assert_equal_runs(run, uninterrupted[system])
+    run = killed_and_resumed(recipe, step, workers, tmp_path)
+    assert_equal_runs(run, uninterrupted[recipe])
 
 
-@pytest.mark.parametrize("system", ["flow", "hifigan"])
-def test_killed_while_it_writes_samples(uninterrupted: Uninterrupted, tmp_path: Path, system: str) -> None:
-    step = {"flow": 12, "hifigan": 10}[system]
+@pytest.mark.parametrize(("recipe", "step"), [("flow/smoke", 12), ("hifigan/smoke", 10)])
+def test_killed_while_it_writes_samples(uninterrupted: Uninterrupted, tmp_path: Path, recipe: str, step: int) -> None:
     writing = ["--trainer.callbacks.where=media", "--samples.every_n_validations=1"]
-    run = killed_and_resumed(system, step, 0, tmp_path, *writing)
-    assert_equal_runs(run, uninterrupted[system])
+    run = killed_and_resumed(recipe, step, 0, tmp_path, *writing)
+    assert_equal_runs(run, uninterrupted[recipe])
     assert next(run.glob(f"media/step_{step:08d}/*"))
     assert not list(run.rglob("*.tmp*"))

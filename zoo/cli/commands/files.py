@@ -25,7 +25,7 @@ def convert(
         source: the file or folder to read.
         target: the file or folder to write.
         backbone: folder of the frozen backbone, for systems whose files need one.
-        allow_partial: pass over members of an ensemble whose files are missing, for systems that have members.
+        allow_partial: convert a file that lacks some tensors, which stay random, for systems that can.
     """
     function = find_converter(system, "convert")
     if not source.exists():
