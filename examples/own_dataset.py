@@ -44,7 +44,7 @@ class SquareData(zoo.flow.FlowData):
 
     def __init__(self, items: int = 512, batch_size: int = 16, num_workers: int = 0, seed: int = 1) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers, seed=seed)
-        self.items, self.sample_shape = items, (1, 8, 8)
+        self.items, self.sample_shape, self.classes = items, (1, 8, 8), ["even", "odd"]
 
     def setup(self, stage: str) -> None:
         """Build the sets for training and for validation."""

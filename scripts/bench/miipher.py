@@ -17,7 +17,7 @@ from scripts.bench.tools import Cost, Finding, command, interleave, median, peak
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.hifigan.nets.generator import Generator
 from zoo.miipher.inference.restorer import Restorer
-from zoo.miipher.losses import TERMS, Reduction, feature_loss, weighted
+from zoo.miipher.losses import Reduction, feature_loss
 from zoo.miipher.nets.adapters import ParallelAdapters
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner
@@ -25,7 +25,6 @@ from zoo.miipher.nets.families import SAMPLE_RATE
 from zoo.training.resume import BucketBatchSampler, ResumableBatchSampler
 
 OUTPUT_RATE = 22050
-WEIGHTS = dict.fromkeys(TERMS, 1.0)
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,8 @@ class AdapterStep:
         with torch.no_grad():
             target = self.target(clean, lengths)
         frames = None if lengths is None else self.cleaner.frames(lengths)
-        loss = weighted(feature_loss(self.cleaner(noisy, lengths), target, frames, self.reduction), WEIGHTS)
+        terms = feature_loss(self.cleaner(noisy, lengths), target, frames, self.reduction)
+        loss = torch.stack(list(terms.values())).sum()
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()

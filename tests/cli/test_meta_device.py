@@ -46,11 +46,9 @@ class FeaturesOfNothing(zoo.hifigan.data.FeatureFolder):
 
     def __init__(self, folder: Path, hop_samples: int, corpus: Any) -> None:
         self.hop_samples = hop_samples
-
-    def path(self, index: int) -> Path:
         path = Path(f"features_{self.channels}.npy")
         np.save(path, np.zeros((self.channels, 400), np.float32))
-        return path
+        self.paths = [path] * len(corpus.names)
 
     def check(self, indices: Any, channels: int | None) -> None:
         pass

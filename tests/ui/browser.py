@@ -96,6 +96,6 @@ def check_layout(page: Any, name: str) -> None:
             each for each in Axe().run(page).response["violations"] if each["impact"] in ("serious", "critical")
         ]
         nodes = [f"{each['id']}: {node['html'][:200]}" for each in violations for node in each["nodes"]]
-        assert nodes == [], (name, size)
+        assert nodes == [], (name, size, nodes)
         assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
     _resize(page, WIDE)

@@ -78,6 +78,7 @@ def test_a_recipe_is_edited_started_and_stopped(server: Server, browser: Any) ->
     keys.fill("model.loss_weights.g/mel=30")
     page.keyboard.press("Enter")
     page.locator(".train-differences").get_by_text("g/mel").wait_for()
+    page.get_by_role("listbox").wait_for(state="hidden", timeout=5000)
     page.get_by_text("Every key and value is valid.").wait_for()
     check_layout(page, "train")
     page.get_by_role("button", name="Start training").click()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, get_args
 
@@ -254,6 +254,10 @@ class DiffusionTask(SingleOptimizerTask):
         noise = sample_step_noise(seeds, self._latent_shape(batch), self.diffusion.steps, self.condition.dropout)
         return {**batch, "step_noise": noise}
 
+    def prepare_evaluation_batch(self, batch: Batch) -> Batch:
+        """Add the `noise` of items that have a number."""
+        return {**batch, "noise": self._validation_noise(batch, batch["item"].tolist())} if "item" in batch else batch
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Compute the loss of `high` and `low` (B, 1, T) at one diffusion step per item, some conditions dropped."""
         batch = self.prepare_training_batch(batch)
@@ -316,13 +320,17 @@ class DiffusionTask(SingleOptimizerTask):
         frames = self.features.frames(batch["high"].shape[-1]) // multiple * multiple
         return self.autoencoder.latent_channels, frames // factor, self.features.n_mels // factor
 
+    def _validation_noise(self, batch: Batch, items: Iterable[int]) -> Tensor:
+        """Sample the noise of items by their numbers, the same in every validation."""
+        seeds = [item_seed(self.restore.seed, _NO_EPOCH, item) for item in items]
+        return next(row_noise(seeds, self._latent_shape(batch)))
+
     def _evaluation_noise(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Sample the noise of a batch, the same in every validation: by `item`, or by position where there is none."""
+        """Return the noise of a batch on the device; that of its position where items have no number."""
         count = len(batch["high"])
         first = (batch_idx * self.trainer.world_size + self.trainer.global_rank) * count
-        items = batch["item"].tolist() if "item" in batch else range(first, first + count)
-        seeds = [item_seed(self.restore.seed, _NO_EPOCH, item) for item in items]
-        return next(row_noise(seeds, self._latent_shape(batch), batch["high"].device))
+        noise = batch["noise"] if "noise" in batch else self._validation_noise(batch, range(first, first + count))
+        return noise.to(batch["high"].device)
 
     @torch.no_grad()
     def _mels(self, batch: Batch) -> tuple[Tensor, Tensor]:

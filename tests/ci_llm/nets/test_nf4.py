@@ -12,6 +12,7 @@ from tests.ci_llm.task_parts import loader, task, texts, trainer, weights
 from zoo.ci_llm.aggregation import Mean
 from zoo.ci_llm.inference.generate import generate
 from zoo.ci_llm.nets.backbone import Backbone
+from zoo.training.callbacks.checkpoint_contents import CheckpointContents
 
 CONFIG = {**crowd_parts.CONFIGS["llama"], "hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
 
@@ -27,7 +28,7 @@ def test_it_trains_resumes_and_writes(tmp_path):
     Backbone(config=CONFIG).save_source(tmp_path / "plain")
     batches, full = [texts()] * 6, made(tmp_path / "plain")
     # checkpointing hashes the backbone at the start: on the CPU bitsandbytes packs it again at its first use
-    first = trainer(tmp_path, max_steps=4, enable_checkpointing=True)
+    first = trainer(tmp_path, max_steps=4, enable_checkpointing=True, callbacks=[CheckpointContents()])
     first.fit(full, loader(batches))
     first.save_checkpoint(tmp_path / "a.ckpt", weights_only=False)
     saved = torch.load(tmp_path / "a.ckpt", weights_only=True)
@@ -36,7 +37,9 @@ def test_it_trains_resumes_and_writes(tmp_path):
     step = straight.training_step
     straight.training_step = lambda *args: losses.append(step(*args)) or losses[-1]
     trainer(tmp_path, max_steps=6).fit(straight, loader(batches))
-    trainer(tmp_path, max_steps=6).fit(resumed, loader(batches), ckpt_path=tmp_path / "a.ckpt", weights_only=True)
+    trainer(tmp_path, max_steps=6, callbacks=[CheckpointContents()]).fit(
+        resumed, loader(batches), ckpt_path=tmp_path / "a.ckpt", weights_only=True
+    )
     assert all(later < earlier for earlier, later in pairwise(losses))
     assert all(torch.equal(value, weights(straight)[name]) for name, value in weights(resumed).items())
     ids = torch.arange(3, 9).view(2, 3)

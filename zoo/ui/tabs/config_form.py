@@ -177,6 +177,7 @@ class ConfigForm:
         self._keys: dict[Control, str] = {}
         self._widgets: list[KeyWidget] = []
         self._editor: list[KeyWidget] = []
+        self._searching = False
         self._groups = {group: ui.expansion(group, value=group == GROUPS[0]) for group in GROUPS}
         with ui.expansion("Every key", on_value_change=self._refresh_keys) as self.all_keys:
             self._add_every_key()
@@ -190,6 +191,7 @@ class ConfigForm:
         )
         self.key.props('outlined dense hint="or key=value and Enter, such as model.loss_weights.g/mel=30"')
         self.key.classes("zoo-wide").without_auto_validation()
+        self.key.on("focus", lambda: self._search(True)).on("blur", lambda: self._search(False))
         self.pane = ui.element().classes("train-pane")
 
     def describe(self, key: str) -> dict[str, Any]:
@@ -219,9 +221,13 @@ class ConfigForm:
             if each == key:
                 self._groups[control.group].open()
 
+    def _search(self, searching: bool) -> None:
+        self._searching = searching
+        self._refresh_keys()
+
     def _refresh_keys(self) -> None:
-        """Offer every key with its value; nothing while the list is closed."""
-        if self.all_keys.value and not self.key.is_showing_popup:
+        """Offer every key with its value; nothing while the list is closed, or while the user types: that would go."""
+        if self.all_keys.value and not self._searching:
             keys = [key for key in self.edits.values if not any(overlap(key, each) for each in HIDDEN_KEYS)]
             options = {key: f"{key}: {as_text(self.edits.values[key])[:MAX_VALUE]}" for key in keys}
             if options != self.key.options:
@@ -230,6 +236,7 @@ class ConfigForm:
     def _open_key(self) -> None:
         key, equals, text = str(self.key.value or "").partition("=")
         self.key.error = None
+        self.key.run_method("hidePopup")
         if equals:
             self._add_key(key.strip().removeprefix("--"), text)
         if key not in self.edits.values:
