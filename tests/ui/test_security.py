@@ -34,7 +34,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (folder / "runs" / "flow" / "outside").symlink_to(folder)
     stale = folder / "zoo-ui-99999999-x" / "uploads"  # of a server that was killed; no process has the number
     stale.mkdir(parents=True)
-    for server in start_server(folder, "--max_upload_mib", "1", end=signal.SIGHUP):
+    is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # the server ignores it then, too
+    end = signal.SIGTERM if is_nohup else signal.SIGHUP
+    for server in start_server(folder, "--max_upload_mib", "1", end=end):
         assert not stale.exists()
         yield server
 
