@@ -183,14 +183,11 @@ class UNet(VelocityNet):
         self.head = nn.Conv2d(in_channels, channels, 3, padding=1)
         _initialise(self.head)
         self.downblocks, skips = self._down(block)
-        width = skips[-1]
-        middle = [block(width, width, attention=True), block(width, width, attention=False)]
-        self.middleblocks = nn.ModuleList(middle)
+        self.middleblocks = nn.ModuleList([block(skips[-1], skips[-1], attention=each) for each in (True, False)])
         self.upblocks, width = self._up(block, skips)
-        self.tail = nn.Sequential(
-            group_norm(width, norm_groups), nn.SiLU(), nn.Conv2d(width, in_channels, 3, padding=1)
-        )
-        _initialise(self.tail[-1], NEARLY_ZERO)
+        last = nn.Conv2d(width, in_channels, 3, padding=1)
+        self.tail = nn.Sequential(group_norm(width, norm_groups), nn.SiLU(), last)
+        _initialise(last, NEARLY_ZERO)
         if channels_last:
             self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 

@@ -210,12 +210,16 @@ def degrade(
     if val_items is None:
         val_items = min(MAX_VAL_ITEMS, len(utterances) // 10 or 1)
     jobs = assign_copies(utterances, copies, seed, val_items)
-    noises: Corpus = rooms.SyntheticNoise(clips=24, sample_rate=sample_rate)
-    if noise is not None:
-        folder = cache_dir(cache, noise, sample_rate)
-        noises = build_cache(files.find_audio_files(noise), folder, sample_rate, root=noise)
+    noises = _load_noises(noise, cache, sample_rate)
     rirs = rooms.load_rirs(rir, sample_rate, 200)
     worker = DegradationWorker(degrader or getattr(Degrader, recipe)(), noises, rirs, sample_rate, clean, output)
     settings: Row = {"copies": copies, "sample_rate": sample_rate, "seed": seed, "val_items": val_items}
     settings["utterances"] = _digest([[utterance.name for utterance in utterances]])
     return write_copies(worker, jobs, settings, workers)
+
+
+def _load_noises(folder: Path | None, cache: Path, sample_rate: int) -> Corpus:
+    """Cache a folder of noise, or make noise in code without one."""
+    if folder is None:
+        return rooms.SyntheticNoise(clips=24, sample_rate=sample_rate)
+    return build_cache(files.find_audio_files(folder), cache_dir(cache, folder, sample_rate), sample_rate, root=folder)
