@@ -187,7 +187,7 @@ class DistillationTask(DiffusionTask):
         noise = self._evaluation_noise(batch, batch_idx)
         latents = []
         for net, sampler, guidance in (
-            (self.net, self.validation_sampler or DDIM(self.steps), (1.0, 0.0)),
+            (self.net, self.validation_sampler, (1.0, 0.0)),
             (self.teacher.net, DDIM(self.teacher_steps), self.guidance),
         ):
             predict = conditional_predictor(net, condition, self._context(net, high, low), *guidance)

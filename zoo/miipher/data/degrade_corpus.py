@@ -208,6 +208,8 @@ def degrade(
         raise ValueError(f"output {output} lies in the corpus {clean}; choose a folder outside")
     utterances = list_utterances(clean, kind)
     if val_items is None:
+        if len(utterances) == 1:
+            raise ValueError(f"{clean} holds one utterance: nothing would be left to train on")
         val_items = min(MAX_VAL_ITEMS, len(utterances) // 10 or 1)
     jobs = assign_copies(utterances, copies, seed, val_items)
     noises = _load_noises(noise, cache, sample_rate)
