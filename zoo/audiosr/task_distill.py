@@ -185,6 +185,7 @@ class DistillationTask(DiffusionTask):
         high, low = self._mels(batch)
         condition = self._condition(low) * self.net.latent_scale
         noise = self._evaluation_noise(batch, batch_idx)
+        assert self.validation_sampler is not None  # that of restore, which the constructor sets
         latents = []
         for net, sampler, guidance in (
             (self.net, self.validation_sampler, (1.0, 0.0)),
