@@ -102,15 +102,15 @@ def test_there_are_no_cycles() -> None:
             graph[module] |= {target for target in targets if target in files and target != module}
     done: set[str] = set()
 
-    def visit(module: str, way: tuple[str, ...]) -> None:
+    def check_imports(module: str, way: tuple[str, ...]) -> None:
         assert module not in way, " -> ".join([*way[way.index(module) :], module])
         if module not in done:
             for target in sorted(graph[module]):
-                visit(target, (*way, module))
+                check_imports(target, (*way, module))
             done.add(module)
 
     for module in sorted(files):
-        visit(module, ())
+        check_imports(module, ())
 
 
 def test_nets_import_without_lightning() -> None:

@@ -7,6 +7,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader
 
+from tests.training.callbacks.parts import make_trainer
 from zoo.audiosr.loss_monitor import LossMonitor
 
 NAN = float("nan")
@@ -32,15 +33,7 @@ class Task(L.LightningModule):
 
 def fit(scales, monitor, task=None, ckpt_path=None, **kwargs):
     task = task or Task()
-    trainer = L.Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        callbacks=[monitor] if monitor else [],
-        **{"max_epochs": 1, **kwargs},
-    )
+    trainer = make_trainer(*([monitor] if monitor else []), **{"max_epochs": 1, **kwargs})
     trainer.fit(task, DataLoader([torch.tensor(scale) for scale in scales], batch_size=None), ckpt_path=ckpt_path)
     return trainer, task
 

@@ -56,7 +56,7 @@ def student(net: Denoiser | None = None, **settings: Any) -> DistillationTask:
     return DistillationTask(net or denoiser(), **settings)
 
 
-class Kept(DiffusionTerm):
+class StepRecorder(DiffusionTerm):
     """Keeps the step."""
 
     def forward(self, step: DiffusionStep) -> Tensor:
@@ -73,7 +73,7 @@ def sample_inputs(task: DistillationTask, rows: int) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("config", [None, FUSED], ids=["plain", "residual"])
 def test_target_is_what_steps_of_ddim_lead_to(config: Any) -> None:
-    remaining = Kept()
+    remaining = StepRecorder()
     task = student(
         denoiser("residual" if config else "none"),
         teacher=teacher(config),

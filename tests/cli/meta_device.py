@@ -32,21 +32,21 @@ class HostWork(TorchDispatchMode):
     most of the time of these tests.
     """
 
-    known: ClassVar[dict[Any, list[tuple[Any, ...]]]] = {}
+    cache: ClassVar[dict[Any, list[tuple[Any, ...]]]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options: list[torch.Tensor] = []
         kind = func, _kind(args, options), _kind(tuple((kwargs or {}).items()), options)
         _refuse(func, options)
-        may_be_known = _makes_new_tensors(func) and all(value.device == META for value in options)
-        if may_be_known and kind in self.known:
-            made = [torch.empty_strided(*sizes, dtype=dtype, device=META) for *sizes, dtype in self.known[kind]]
+        is_cacheable = _makes_new_tensors(func) and all(value.device == META for value in options)
+        if is_cacheable and kind in self.cache:
+            made = [torch.empty_strided(*sizes, dtype=dtype, device=META) for *sizes, dtype in self.cache[kind]]
             return tuple(made) if len(made) > 1 else made[0]
         result = func(*args, **(kwargs or {}))
         _refuse(func, [value for value in tree_leaves(result) if isinstance(value, torch.Tensor)])
         made = result if isinstance(result, tuple) and len(result) > 1 else [result]
-        if may_be_known and all(isinstance(value, torch.Tensor) and value.device == META for value in made):
-            self.known[kind] = [(value.shape, value.stride(), value.dtype) for value in made]
+        if is_cacheable and all(isinstance(value, torch.Tensor) and value.device == META for value in made):
+            self.cache[kind] = [(value.shape, value.stride(), value.dtype) for value in made]
         return result
 
 

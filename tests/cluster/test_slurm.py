@@ -100,7 +100,7 @@ class Job:
         return results
 
     def state(self) -> dict[str, str]:
-        """What SLURM says; a job that waits to come back is let go at once, as SLURM would wait for two minutes."""
+        """Return the job's state; a job that waits for its restart is released at once: SLURM waits two minutes."""
         state = self.cluster.job(self.number)
         if state["JobState"] == "PENDING" and int(state["Restarts"]) > self.released:
             self.released = int(state["Restarts"])

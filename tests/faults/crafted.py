@@ -56,8 +56,8 @@ class Place(NamedTuple):
         return self.root / "work"
 
     @property
-    def given(self) -> Path:
-        return self.root / "given"
+    def input(self) -> Path:
+        return self.root / "input"
 
     @property
     def elsewhere(self) -> Path:
@@ -124,7 +124,7 @@ def edited(kind: str, edit: Callable[[dict[str, Any], Place], Any]) -> Callable[
     def craft(place: Place, valid: Path) -> None:
         write_valid(kind, place, valid)
         name = {"checkpoint": CHECKPOINT, "export": "config.json"}.get(kind, "config.yaml")
-        file = place.given / name
+        file = place.input / name
         if kind == "checkpoint":
             content = torch.load(file, weights_only=True)
             edit(content["zoo"], place)
@@ -142,18 +142,18 @@ def edited(kind: str, edit: Callable[[dict[str, Any], Place], Any]) -> Callable[
 def write_valid(kind: str, place: Place, valid: Path) -> None:
     """Write a file of a kind as the zoo writes it."""
     if kind == "config":
-        shutil.copy(valid / "run" / "config.yaml", place.given)
+        shutil.copy(valid / "run" / "config.yaml", place.input)
     else:
-        shutil.copytree(valid / ("export" if kind == "export" else "run"), place.given, dirs_exist_ok=True)
+        shutil.copytree(valid / ("export" if kind == "export" else "run"), place.input, dirs_exist_ok=True)
     if kind == "checkpoint":
-        (place.given / "config.yaml").unlink()
+        (place.input / "config.yaml").unlink()
 
 
 def arguments(entry: str, kind: str, place: Place, valid: Path) -> list[str]:
     """Return the command line by which an entry meets the crafted file."""
-    file = str(place.given / CHECKPOINT if kind == "checkpoint" else place.given)
+    file = str(place.input / CHECKPOINT if kind == "checkpoint" else place.input)
     config, out, recipe = (
-        str(place.given / "config.yaml"),
+        str(place.input / "config.yaml"),
         str(place.root / "out"),
         str(valid / "run" / "config.yaml"),
     )
@@ -216,7 +216,7 @@ def meet(entry: str, kind: str, cases: Sequence[Case], folder: str, valid: str) 
 
 def _new_place(root: Path) -> Place:
     place = Place(root)
-    for folder in (place.work, place.given, place.elsewhere, root / "temporary"):
+    for folder in (place.work, place.input, place.elsewhere, root / "temporary"):
         folder.mkdir(parents=True)
     (place.elsewhere / "secret.yaml").write_text(f"secret: {SECRET}\n")
     return place

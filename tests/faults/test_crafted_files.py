@@ -114,7 +114,7 @@ class Call:
         return self.call
 
 
-def described(kind: str, name: str, *keys: str, value: Node, refused: bool = True) -> Case:
+def make_case(kind: str, name: str, *keys: str, value: Node, refused: bool = True) -> Case:
     """Make a case with a value at a key of its description."""
 
     def edit(content: dict[str, Any], place: Place) -> None:
@@ -128,33 +128,33 @@ def described(kind: str, name: str, *keys: str, value: Node, refused: bool = Tru
 def descriptions(kind: str) -> list[Case]:
     """Make checkpoints or exports whose description names what is no component."""
     cases = [
-        described(kind, name, "components", "net", value=NODES[name], refused=name not in HARMLESS) for name in NODES
+        make_case(kind, name, "components", "net", value=NODES[name], refused=name not in HARMLESS) for name in NODES
     ]
     for name in ("subprocess.Popen", "module of nobody"):
-        cases.append(described(kind, f"{name} as option", "options", "solver", value=NODES[name]))
-        cases.append(described(kind, f"{name} as path", "components", "path", value=NODES[name]))
+        cases.append(make_case(kind, f"{name} as option", "options", "solver", value=NODES[name]))
+        cases.append(make_case(kind, f"{name} as path", "components", "path", value=NODES[name]))
     for name in ("subprocess.Popen", f"{DECOY}.Thing", "zoo.flow.inference.sampler.Path", "", 3, None):
-        cases.append(described(kind, f"inference {name}", "inference", value=lambda place, name=name: name))
-    cases.append(described(kind, "a list", "components", value=lambda place: [NODES["os.system"](place)]))
+        cases.append(make_case(kind, f"inference {name}", "inference", value=lambda place, name=name: name))
+    cases.append(make_case(kind, "a list", "components", value=lambda place: [NODES["os.system"](place)]))
     cases.append(
-        described(kind, "permission in the file", "allow_import", value=lambda _: ["subprocess", DECOY], refused=False)
+        make_case(kind, "permission in the file", "allow_import", value=lambda _: ["subprocess", DECOY], refused=False)
     )
     return cases
 
 
 def recipes(kind: str) -> list[Case]:
     """Make runs or configs; what a user names may lie anywhere, what came with a run may not."""
-    cases = [described(kind, name, "model", "init_args", "net", value=node) for name, node in NODES.items()]
+    cases = [make_case(kind, name, "model", "init_args", "net", value=node) for name, node in NODES.items()]
     for name in ("subprocess.Popen", "LightningCLI", "module of nobody"):
         for keys in (("model",), ("data",), ("model", "init_args", "optimizer")):
-            cases.append(described(kind, f"{name} as {keys[-1]}", *keys, value=NODES[name]))
+            cases.append(make_case(kind, f"{name} as {keys[-1]}", *keys, value=NODES[name]))
     for name, (key, node) in {**TRAINER, **(RUN_TRAINER if kind == "run" else {})}.items():
-        cases.append(described(kind, name, "trainer", key, value=node))
+        cases.append(make_case(kind, name, "trainer", key, value=node))
 
     def write(text: str) -> Callable[[Place, Path], None]:
         def craft(place: Place, valid: Path) -> None:
             write_valid(kind, place, valid)
-            file = place.given / "config.yaml"
+            file = place.input / "config.yaml"
             sections = file.read_text().split("\nwandb:")[0] if text.startswith("wandb") else file.read_text()
             file.write_text(f"{sections}\n{fill(text, place)}\n")
 
@@ -168,7 +168,7 @@ def pickles() -> list[Case]:
 
     def write(content: Callable[[Any], Any]) -> Callable[[Place, Path], None]:
         def craft(place: Place, valid: Path) -> None:
-            torch.save(content(Call(os.system, f"touch {place.elsewhere}/marker")), place.given / CHECKPOINT)
+            torch.save(content(Call(os.system, f"touch {place.elsewhere}/marker")), place.input / CHECKPOINT)
 
         return craft
 
@@ -177,7 +177,7 @@ def pickles() -> list[Case]:
         Case("call in a checkpoint", "checkpoint", write(lambda call: {**full, "trap": call})),
         Case("call in an original", "checkpoint", write(lambda call: {"generator": call})),
         Case("call alone", "checkpoint", write(lambda call: call)),
-        Case("plain pickle", "checkpoint", lambda place, valid: (place.given / CHECKPOINT).write_bytes(
+        Case("plain pickle", "checkpoint", lambda place, valid: (place.input / CHECKPOINT).write_bytes(
             pickle.dumps(Call(os.system, f"touch {place.elsewhere}/marker"))) and None),
     ]  # fmt: skip
 

@@ -30,8 +30,8 @@ def write(folder: Path, count: int, value: int, size: tuple[int, int] = (10, 6))
         Image.new("RGB", size, (value, i, 255)).save(folder / f"{i:02d}.png")
 
 
-def afhq(root: Path, held: str = "val") -> None:
-    for part, count in (("train", 3), (held, 2)):
+def afhq(root: Path, val_part: str = "val") -> None:
+    for part, count in (("train", 3), (val_part, 2)):
         for name in ("cat", "dog"):
             write(root / part / name, count, 9)
 
@@ -95,9 +95,9 @@ def test_folders_are_classes(tmp_path: Path, cached: bool) -> None:
     assert torch.equal(again[0, 17]["x1"], data.train_set[0, 17]["x1"])
 
 
-@pytest.mark.parametrize("held", ["val", "test"])
-def test_train_and_val_folders_are_the_sets(tmp_path: Path, held: str, caplog: pytest.LogCaptureFixture) -> None:
-    afhq(tmp_path / "afhq", held)
+@pytest.mark.parametrize("val_part", ["val", "test"])
+def test_train_and_val_folders_are_the_sets(tmp_path: Path, val_part: str, caplog: pytest.LogCaptureFixture) -> None:
+    afhq(tmp_path / "afhq", val_part)
     data = folder(tmp_path / "afhq", tmp_path / "cache")
     with caplog.at_level(logging.INFO):
         data.setup("fit")
@@ -105,7 +105,7 @@ def test_train_and_val_folders_are_the_sets(tmp_path: Path, held: str, caplog: p
     assert "6 images (cat 3, dog 3), resized to 4 x 4" in caplog.text and "4 images (cat 2, dog 2)" in caplog.text
     assert len(list((tmp_path / "cache").glob("afhq-*.npy"))) == 2
     assert torch.equal(data.val_set[3]["x1"], folder_without_cache(tmp_path / "afhq").val_set[3]["x1"])
-    write(tmp_path / "afhq" / held / "wild", 1, 9)
+    write(tmp_path / "afhq" / val_part / "wild", 1, 9)
     with pytest.raises(ValueError, match=r"has the classes .*'dog'\], .*'wild'\]"):
         data.setup("fit")
 

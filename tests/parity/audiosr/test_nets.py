@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.audiosr.lily import UNET
 from tests.numeric import assert_agrees, exactly
 from zoo.audiosr.convert.autoencoder_names import to_zoo_autoencoder
 from zoo.audiosr.nets.denoiser import Denoiser, GlobalEncoder, concat
@@ -16,16 +17,6 @@ from zoo.blocks.autoencoder import AutoencoderKL, kl_divergence, posterior_mean,
 from zoo.common.safe_load import load_foreign_checkpoint
 
 pytestmark = pytest.mark.shared
-
-UNET = {
-    "in_channels": 8,
-    "out_channels": 4,
-    "channels": 32,
-    "multipliers": (1, 1),
-    "blocks": 1,
-    "attention_factors": (2,),
-    "head_channels": 16,
-}
 
 
 @pytest.fixture(scope="module")

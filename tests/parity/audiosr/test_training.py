@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from tests.training.callbacks.parts import make_trainer
 from zoo.audiosr.loss_monitor import LossMonitor, MonitorState
 from zoo.training.callbacks.ema import EMA
 
@@ -108,16 +109,7 @@ class Watch(L.Callback):
 def test_the_schedule_undoes_what_the_monitor_does(common: Path) -> None:
     rows = read(common / "warmup_cosine.json")["interplay"]["rows"]
     watch = Watch()
-    trainer = L.Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        max_epochs=1,
-        accumulate_grad_batches=4,
-        callbacks=[LossMonitor(), watch],
-    )
+    trainer = make_trainer(LossMonitor(), watch, max_epochs=1, accumulate_grad_batches=4)
     trainer.fit(Toy(), DataLoader([torch.tensor([row[1]]) for row in rows], batch_size=None))
     assert watch.rows == [row[2:] for row in rows]
 

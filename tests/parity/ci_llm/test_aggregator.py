@@ -1,19 +1,12 @@
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from tests.conftest import reference_folder
 from tests.numeric import assert_agrees
 from zoo.ci_llm.aggregation import Dirichlet, Mean, aggregate
 
 pytestmark = pytest.mark.shared
 ALPHAS = ["0.5", "1.0"]
 SEED = 11
-
-
-@pytest.fixture(scope="module")
-def io() -> dict[str, torch.Tensor]:
-    return load_file(reference_folder("ci_llm") / "io.safetensors")
 
 
 @pytest.fixture(scope="module")

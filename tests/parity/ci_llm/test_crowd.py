@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
-from tests.conftest import reference_folder
 from zoo.ci_llm.losses.diversity import Diversity
 from zoo.ci_llm.losses.likelihood import losses
 from zoo.ci_llm.losses.objective import CrowdObjective
@@ -25,21 +22,6 @@ SIDES = ["right", "left"]
 MODES = [("batched", None), ("sequential", None), ("chunked", 2), ("chunked", 1)]
 
 
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    return reference_folder("ci_llm")
-
-
-@pytest.fixture(scope="module")
-def golden(folder: Path) -> dict[str, Tensor]:
-    return load_file(folder / "io.safetensors")
-
-
-@pytest.fixture(scope="module")
-def scalars(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "scalars.json").read_text())
-
-
 def built(folder: Path, mode: Any = "batched", chunk: int | None = None, **backbone: Any) -> Crowd:
     agents = Agents(3, rank=4, alpha=8, dropout=0.0)
     crowd = Crowd(Backbone(source=str(folder / "backbone"), **backbone), agents, mode, chunk)
@@ -51,9 +33,9 @@ def built(folder: Path, mode: Any = "batched", chunk: int | None = None, **backb
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("side", SIDES)
-def test_logits_hidden_states_and_losses(folder, golden, scalars, side, mode, attention):
+def test_logits_hidden_states_and_losses(folder, io, scalars, side, mode, attention):
     crowd = built(folder, *mode, attention=attention)
-    ids, mask, labels = (golden[f"{side}.{name}"] for name in ("input_ids", "attention_mask", "labels"))
+    ids, mask, labels = (io[f"{side}.{name}"] for name in ("input_ids", "attention_mask", "labels"))
     real = mask.bool()
     with torch.no_grad():
         output = crowd.outputs(ids, mask, hidden=True)
@@ -61,9 +43,9 @@ def test_logits_hidden_states_and_losses(folder, golden, scalars, side, mode, at
             base = crowd(ids, mask)[0]
     assert output.hidden is not None
     for actual, reference in (
-        (output.logits[:, real], golden[f"{side}.agent_logits"][:, real]),
-        (output.hidden[:, real], golden[f"{side}.agent_last_hidden"][:, real]),
-        (base[real], golden[f"{side}.base_logits"][real]),
+        (output.logits[:, real], io[f"{side}.agent_logits"][:, real]),
+        (output.hidden[:, real], io[f"{side}.agent_last_hidden"][:, real]),
+        (base[real], io[f"{side}.base_logits"][real]),
     ):
         torch.testing.assert_close(actual, reference, atol=1e-4, rtol=0)
     for shift, name in ((True, "shifted"), (False, "original_unshifted")):
@@ -73,11 +55,11 @@ def test_logits_hidden_states_and_losses(folder, golden, scalars, side, mode, at
 
 @pytest.mark.parametrize("checkpointing", [True, False])
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_gradients_of_every_agent(folder, golden, scalars, mode, checkpointing):
+def test_gradients_of_every_agent(folder, io, scalars, mode, checkpointing):
     crowd = built(folder, *mode, gradient_checkpointing=checkpointing)
-    batch = {name: golden[f"right.{name}"] for name in ("input_ids", "attention_mask", "labels")}
+    batch = {name: io[f"right.{name}"] for name in ("input_ids", "attention_mask", "labels")}
     term = Diversity(scalars["lambda_sw"], strategy="last_token", shared=False)
-    loss = CrowdObjective({**batch, "directions": golden["swd.projections_per_pair"]}, term).compute(crowd)
+    loss = CrowdObjective({**batch, "directions": io["swd.projections_per_pair"]}, term).compute(crowd)
     assert loss.total.item() == pytest.approx(scalars["correct.right.total"], abs=1e-5)
     assert loss.losses.mean().item() == pytest.approx(scalars["correct.right.task"], abs=1e-5)
     loss.total.backward()

@@ -1,32 +1,12 @@
-import json
-from pathlib import Path
-
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from tests.conftest import reference_folder
 from tests.numeric import assert_agrees
 from zoo.ci_llm.losses.distances import pairwise_sliced_wasserstein, random_directions
 from zoo.ci_llm.losses.diversity import Diversity, sliced_wasserstein, text_representations
 
 pytestmark = pytest.mark.shared
 STRATEGIES = ["last_token", "mean_pool", "first_token"]
-
-
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    return reference_folder("ci_llm")
-
-
-@pytest.fixture(scope="module")
-def io(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "io.safetensors")
-
-
-@pytest.fixture(scope="module")
-def scalars(folder: Path) -> dict:
-    return json.loads((folder / "scalars.json").read_text())
 
 
 @pytest.mark.parametrize("mask", [True, False], ids=["masked", "original"])

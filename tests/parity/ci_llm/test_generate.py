@@ -3,9 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from tests.conftest import reference_folder
 from zoo.ci_llm.aggregation import Mean
 from zoo.ci_llm.inference.generate import generate
 from zoo.ci_llm.nets.agents import Agents
@@ -13,16 +11,6 @@ from zoo.ci_llm.nets.backbone import Backbone
 from zoo.ci_llm.nets.crowd import Crowd
 
 pytestmark = pytest.mark.shared
-
-
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    return reference_folder("ci_llm")
-
-
-@pytest.fixture(scope="module")
-def io(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "io.safetensors")
 
 
 @pytest.fixture(scope="module", params=["batched", "sequential"])

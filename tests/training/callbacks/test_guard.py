@@ -89,12 +89,12 @@ def fit(task, guard, made, ckpt_path=None, **settings):
     return trainer, watch.states
 
 
-def same(a, b):
+def equal_states(a, b):
     """Whether nested dictionaries and lists hold the same values."""
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(equal_states(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
+        return len(a) == len(b) and all(map(equal_states, a, b))
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
@@ -105,10 +105,10 @@ def test_a_bad_batch_touches_nothing(change):
     guard = LossGuard(window=5)
     trainer, states = fit(Task(), guard, batches(x7=change))
     assert guard.skipped_batches == float(trainer.callback_metrics["train/skipped_batches"]) == 1
-    assert same(states[6], states[7]) and not same(states[7], states[8])
+    assert equal_states(states[6], states[7]) and not equal_states(states[7], states[8])
     without = batches()
     del without[7]
-    assert same(states[-1], fit(Task(), None, without)[1][-1])
+    assert equal_states(states[-1], fit(Task(), None, without)[1][-1])
 
 
 @pytest.mark.parametrize("change", [{"x": torch.full((4, 8), NAN)}, {"x": 100 * torch.ones(4, 8)}])
@@ -116,14 +116,14 @@ def test_a_bad_batch_touches_nothing(change):
 def test_a_bad_batch_of_a_gan_touches_nothing(change, accumulate):
     guard = LossGuard(window=5, factor=20)
     _, states = fit(Adversarial(step=GANStep(accumulate=accumulate)), guard, batches(width=8, x7=change))
-    assert guard.skipped_batches == 1 and same(states[6], states[7]) and not same(states[7], states[8])
+    assert guard.skipped_batches == 1 and equal_states(states[6], states[7]) and not equal_states(states[7], states[8])
 
 
 def test_accumulated_batches_are_skipped_together_and_a_limit_holds_at_once():
     guard = LossGuard(limit=100.0)
     _, states = fit(Task(), guard, batches(6, x0={"scale": 1000.0}, x4={"scale": NAN}), accumulate_grad_batches=2)
     assert guard.skipped_batches == 2 and states[1][1][0]["state"] == {}
-    assert not same(states[1], states[3]) and same(states[3], states[5])
+    assert not equal_states(states[1], states[3]) and equal_states(states[3], states[5])
 
 
 def test_patience_ends_the_run_and_names_batch_terms_and_items():
