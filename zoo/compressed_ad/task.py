@@ -13,6 +13,7 @@ from torch import Tensor
 from zoo.common.checks import check_at_least, check_below
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import GridEnv
+from zoo.compressed_ad.inference import ValidationRollout
 from zoo.compressed_ad.losses import reconstruction_loss
 from zoo.compressed_ad.nets.compression import FieldDecoder
 from zoo.compressed_ad.nets.policy import InContextPolicy, Output
@@ -59,7 +60,7 @@ class PolicyTask(SingleOptimizerTask):
         self.env = env
         self.episodes = episodes
         self.greedy = greedy
-        self._rollouts: list[tuple[Tensor, Tensor, list[int], Steps | None]] = []  # tasks, returns, steps of some rows
+        self._rollouts: list[ValidationRollout] = []
 
     def setup(self, stage: str) -> None:
         """Compare the data with the environment, and pass the data's statistics to the policy."""
