@@ -28,7 +28,7 @@ from zoo.compressed_ad.rendering import (
     learning_curve,
     reconstruction_figure,
 )
-from zoo.compressed_ad.rollout import ContextPlayer, Rollout, rollout
+from zoo.compressed_ad.rollout import ContextPlayer, Rollout, ValidationRollout, rollout
 from zoo.runs.export import CALL_USAGE
 from zoo.runs.inference.base import Inference, table_output
 from zoo.runs.inference.forms import InputField, Output, Progress
@@ -38,7 +38,6 @@ CHUNK = 1024  # pairs of task and seed that act together
 MAX_ROOMS, MAX_EPISODES, MAX_HORIZON = 4, 100, 50  # of one form
 FRAMES_PER_SECOND = 4
 ACTING = -9  # epoch of the keys of these seeds, see `item_seed`; no training has it
-ValidationRollout = tuple[Tensor, Tensor, list[int], Steps | None]  # tasks, returns, steps of some rows
 REQUEST_KEYS = ("tasks", "split", "seeds", "episodes")
 
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from zoo.common.checks import check_at_least, check_below
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import GridEnv
-from zoo.compressed_ad.inference import ValidationRollout
 from zoo.compressed_ad.losses import reconstruction_loss
 from zoo.compressed_ad.nets.compression import FieldDecoder
 from zoo.compressed_ad.nets.policy import InContextPolicy, Output
 from zoo.compressed_ad.nets.steps import Steps
+from zoo.compressed_ad.rollout import ValidationRollout
 from zoo.training.freezing import freeze
 from zoo.training.optimizers import LrScaling
 from zoo.training.resume import item_seed
