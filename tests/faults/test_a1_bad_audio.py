@@ -1,13 +1,17 @@
 """A1: bad audio among good: a few files are named and left out, too many end the run, `predict` reports each."""
 
 import logging
+import os
 from pathlib import Path
 
+import numpy as np
+import pytest
 import torch
 
 from tests.faults.bad_audio import BAD, ODD, RATE, corpus
 from tests.harness import SMOKE, TOY_ARGS, TOY_FIT, forked, good
 from zoo.audio.corpora.corpus import CorpusOptions
+from zoo.audio.io import files
 from zoo.hifigan.data import ValidationSplit, VocoderData
 from zoo.runs.inference.predict import read_manifest
 
@@ -75,3 +79,42 @@ def test_predict_reports_each_file_and_computes_the_others(tmp_path):
     assert f"failed {len(BAD)}" in result.stdout
     written = [path for path in (tmp_path / "out").rglob("*") if path.suffix == ".wav"]
     assert len(written) == 5 + len(ODD)
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """Three clips, and beside them what no command reads."""
+    for number, name in enumerate(("corpus/a.wav", "corpus/b.wav", "corpus/deep/c.wav", "elsewhere/d.wav")):
+        files.write(tmp_path / name, np.random.default_rng(number).normal(0, 0.1, 12000), RATE)
+    root = tmp_path / "corpus"
+    for name in ("e.m4a", "f.w64", "deep/g.aiff"):
+        (root / name).touch()
+    (root / "linked").symlink_to(tmp_path / "elsewhere")
+    (root / "broken.wav").symlink_to(tmp_path / "gone.wav")
+    (root / "a.txt").write_bytes("café".encode("latin-1"))
+    try:
+        os.link(root / "a.wav", os.fsencode(root) + b"/\xe9t\xe9.wav")
+    except OSError:
+        pytest.skip("the file system refuses names that are not UTF-8")
+    return root
+
+
+def assert_states_what_is_left_out(message: str, root: Path) -> None:
+    (line,) = [line for line in message.splitlines() if f"{root}: left out " in line]
+    links = "1 broken link", f"1 linked folder ({root / 'linked'})"
+    assert all(part in line for part in ("1 .aiff", "1 .m4a", "1 .w64", *links, r"\xe9t\xe9.wav"))
+
+
+def test_fit_names_what_is_left_out(mixed: Path, tmp_path: Path) -> None:
+    options = ["--data.init_args.split.items=1", "--data.init_args.batch_size=2", "--trainer.max_steps=1"]
+    run = [f"--data.init_args.root={mixed}", f"--trainer.default_root_dir={tmp_path / 'run'}"]
+    result = good(forked(*FIT, *options, *run, cwd=tmp_path))
+    assert_states_what_is_left_out(result.stderr, mixed)
+    assert "2 items to train on" in result.stdout + result.stderr
+
+
+def test_degrade_names_what_is_left_out_and_a_text_in_another_encoding(mixed: Path, tmp_path: Path) -> None:
+    options = ["--copies", 1, "--val_items", 1, "--sample_rate", 16000]
+    result = good(forked("degrade", mixed, tmp_path / "out", *options, cwd=tmp_path))
+    assert_states_what_is_left_out(result.stderr, mixed)
+    assert "done 3" in result.stdout and f"{mixed / 'a.txt'}:1: " in result.stderr

@@ -179,6 +179,10 @@ def test_missing_corpus(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
         ("ZOO_DATA", lambda: VocoderData(root=str(tmp_path / "absent"))),
         ("no audio file", lambda: data(tmp_path / "empty", tmp_path)),
         ("segment_samples", lambda: VocoderData(segment_samples=1000, features=FeatureOptions("x", 256))),
+        (
+            r"data\.split\.seconds 0\.01 ",
+            lambda: VocoderData(split=ValidationSplit(seconds=0.01), features=FeatureOptions("x", 256)),
+        ),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=match):
             make()

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+from scripts.bench.tools import peak_memory
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.io import files
 from zoo.hifigan import inference
@@ -125,3 +128,19 @@ def test_features_alone_need_no_front_end(tmp_path):
     ):
         with pytest.raises(ValueError, match=match):
             refuse()
+
+
+def process(source: Path, target: Path) -> None:
+    build().process_file(source, target)
+
+
+@pytest.mark.slow
+def test_an_hour_takes_no_more_memory_than_a_minute(tmp_path):
+    peaks = {}
+    for minutes in (1, 60):
+        with files.AudioWriter(tmp_path / "in.wav", 8000, 1) as writer:
+            for _ in range(minutes):
+                writer.write(noise(1, 60 * 8000))
+        _, peaks[minutes] = peak_memory(process, tmp_path / "in.wav", tmp_path / "out.wav")
+        assert files.info(tmp_path / "out.wav").samples == minutes * 60 * 8000
+    assert peaks[60] <= 1.3 * peaks[1], peaks

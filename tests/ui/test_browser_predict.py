@@ -14,9 +14,10 @@ import pytest
 pytest.importorskip("nicegui", reason="needs the extra `ui`")
 
 from tests.harness import REPOSITORY
-from tests.ui.browser import check_layout, open_page
+from tests.ui.browser import check_layout, open_page, pick
 from tests.ui.serving import Server, start_server
 from zoo.audio.io import files
+from zoo.ui.tabs.widgets import NEWEST
 
 pytestmark = pytest.mark.browser
 RECORDINGS = ("hifigan/smoke", "audiosr/smoke", "miipher/smoke_finetune")
@@ -172,6 +173,14 @@ def test_a_run_without_a_checkpoint_or_without_a_folder_states_so(page: Any, ser
     page.get_by_role("option", name=f"flow/points/{TIME}").click()
     page.get_by_text("train first").wait_for()
     assert page.get_by_role("button", name="Open", exact=True).is_disabled()
+    checkpoint = server.folder / "runs/flow/smoke" / TIME / "step_00000003.ckpt"
+    shutil.copy(checkpoint, server.folder / "runs/flow/points" / TIME)
+    page.get_by_text("train first").wait_for(state="hidden")
+    pick(page, "Checkpoint", checkpoint.name)
+    load(page, "flow/smoke")
+    assert page.get_by_label("Checkpoint", exact=True).input_value() == NEWEST
+    pick(page, "Device", "cpu")
+    page.get_by_text("is ready.").wait_for(state="hidden")
     load(page, "flow/smoke")
     shutil.move(server.folder / "runs/flow/smoke" / TIME, server.folder / "gone")
     page.get_by_text("Choose a run.").wait_for()

@@ -70,6 +70,11 @@ def test_runs_are_opened_compared_and_deleted(server: Server, browser: Any) -> N
     assert page.get_by_label("Label", exact=True).input_value() == "not saved"
     page.get_by_role("region", name="Report of inspect").get_by_text("zoo.flow.FlowTask").wait_for()
     page.get_by_role("button", name="Export").click()
+    page.get_by_text("zoo export ...").wait_for()
+    page.get_by_role("button", name="Export").click()  # again: the run stays locked until the first one has ended
+    page.get_by_text("is being exported").wait_for()
+    page.get_by_role("button", name="Close").click()
+    page.get_by_text("is being exported").wait_for(state="detached")
     page.locator(".zoo-run").get_by_role("button", name="Delete").click()
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     page.get_by_text("is being exported").wait_for()

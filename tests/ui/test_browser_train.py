@@ -14,6 +14,7 @@ from tests.ui.browser import PATIENCE, check_layout, open_page, pick
 from tests.ui.serving import Server
 from zoo.common.configs import load_yaml
 from zoo.common.systems import first_comment, list_systems, recipe_root
+from zoo.ui.processes.training_queue import read_record
 from zoo.ui.tabs.config_edits import equal_values, flatten_values, read_value
 from zoo.ui.tabs.config_form import CONTROLS
 
@@ -91,6 +92,12 @@ def test_a_recipe_is_edited_started_and_stopped(server: Server, browser: Any) ->
     config = load_yaml((folder / "config.yaml").read_text())
     assert config["wandb"]["project"] == "trainer" and config["model"]["init_args"]["loss_weights"]["g/mel"] == 30
     assert config["data"]["init_args"]["batch_size"] == 2
+    page.get_by_role("tab", name="Train").click()
+    page.get_by_role("button", name="Start training").click()
+    page.get_by_text("place 1 in the queue").wait_for()
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    page.get_by_text("does not exist any more").wait_for()
+    page.goto(f"{server.home}/?tab=watch&run={run}")
     page.get_by_role("button", name="Stop", exact=True).click()
     page.locator(".zoo-status").get_by_text("stopped").wait_for()
 
@@ -172,10 +179,9 @@ def test_twenty_starts_of_random_recipes_with_random_edits(server: Server, brows
     for run, displayed in runs.items():
         check_run(server, run, displayed)
     end = time.monotonic() + 600
-    while any(
-        "zoo" in " ".join(child.cmdline()) and "fit" in child.cmdline()
-        for child in psutil.Process(server.process.pid).children()
-    ):
-        assert time.monotonic() < end
-        time.sleep(1)
+    for run in runs:
+        while (record := read_record(server.folder / "runs" / run)) is None or record.exit_code is None:
+            assert time.monotonic() < end
+            time.sleep(1)
+        assert record.exit_code == 0, (run, (server.folder / "runs" / run / "console.log").read_text())
     assert problems == []

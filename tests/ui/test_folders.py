@@ -1,6 +1,7 @@
 """Names of the page: what lies below a folder, and what does not."""
 
 import io
+import os
 from pathlib import Path
 
 import pytest
@@ -25,12 +26,13 @@ def test_what_the_page_offers_is_found_by_name(folders: Folders) -> None:
         (folders.data / name).mkdir(parents=True)
     run = folders.runs / "flow/smoke/1"
     run.mkdir(parents=True)
-    (run / "step_00000001.ckpt").touch()
+    for name in (b"step_00000001.ckpt", b"step_00000002-\xff.ckpt"):
+        (run / os.fsdecode(name)).touch()
     assert list(folders.data_sets()) == ["pictures", "speech", "speech/train"]
     assert "smoke" in folders.recipes("hifigan") and {"cpu", "gpu"} <= folders.machine_presets().keys()
     assert folders.checkpoint("flow/smoke/1", "") == run
     assert folders.checkpoint("flow/smoke/1", "step_00000001.ckpt") == run / "step_00000001.ckpt"
-    for name in ("step_00000002.ckpt", "../1/step_00000001.ckpt"):
+    for name in ("step_00000002.ckpt", os.fsdecode(b"step_00000002-\xff.ckpt"), "../1/step_00000001.ckpt"):
         with pytest.raises(ValueError, match="no checkpoint"):
             folders.checkpoint("flow/smoke/1", name)
     with pytest.raises(ValueError, match="no run"):

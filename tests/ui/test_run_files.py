@@ -1,5 +1,6 @@
 """What the files of a run tell: why it failed, how fast it is, its samples."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -56,10 +57,13 @@ def test_log_speed_and_samples_of_a_run(tmp_path: Path) -> None:
     assert "console" in read_log(tmp_path, True) and "console" not in read_log(tmp_path, False)
     for step in ("step_00000010", "step_00000002", "step_x"):
         (tmp_path / "media" / step).mkdir(parents=True)
+    (tmp_path / "media" / "step_00000011").symlink_to("/etc")
     assert sample_steps(tmp_path) == ["step_00000002", "step_00000010"]
     folder = tmp_path / "media" / "step_00000010"
-    for name in ("b.png", "a.wav", "notes.txt"):
+    for name in ("b.png", "a.wav", "notes.txt", os.fsdecode(b"\xff.wav"), os.fsdecode(b"\xff.csv")):
         (folder / name).touch()
+    os.mkfifo(folder / "pipe.csv")
+    (folder / "link.csv").symlink_to("/etc/hostname")
     (folder / "answers.csv").write_text("question,answer\n<b>,2\n")
     assert sample_files(tmp_path, "step_00000010") == (
         ["a.wav", "b.png"],
@@ -73,6 +77,9 @@ def test_labels_are_one_short_line(tmp_path: Path) -> None:
     assert read_label(tmp_path) == ("best so far " + "x" * 99)[:64]
     (tmp_path / "label.txt").write_bytes(b"\xff")
     assert read_label(tmp_path) == "\ufffd"
+    (tmp_path / "label.txt").unlink()
+    (tmp_path / "label.txt").symlink_to("/dev/zero")
+    assert read_label(tmp_path) == "\0" * 64
 
 
 def test_a_run_is_deleted_unless_a_command_writes_to_it(folders: Folders) -> None:

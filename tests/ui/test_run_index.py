@@ -6,7 +6,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.ui.conftest import make_run
+from tests.ui.conftest import make_queue, make_run
 from zoo.common.locks import lock_folder
 from zoo.ui.folders import Folders
 from zoo.ui.processes.training_queue import ProcessRecord, TrainingQueue, write_record
@@ -57,6 +57,26 @@ def test_a_start_that_failed_is_listed_and_links_are_not(index: RunIndex) -> Non
     (outside / "config.yaml").touch()
     (folder.parent / "link").symlink_to(outside)
     assert states(index) == {"flow/smoke/1": "failed"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.yaml", "metrics.csv", "train.log", "console.log", "process.json", "label.txt", "a.ckpt", ".zoo.lock"],
+)
+@pytest.mark.parametrize("target", [None, "/dev/zero", "/etc/hostname"])
+def test_a_run_with_a_pipe_a_device_or_a_link_to_elsewhere_is_not_read(
+    index: RunIndex, name: str, target: str | None
+) -> None:
+    folder = make_run(index.folders, "flow/smoke/1")
+    make_run(index.folders, "flow/smoke/2")
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name) if target is None else (folder / name).symlink_to(target)
+    with pytest.warns(UserWarning, match="flow/smoke/1 is not listed"):
+        assert list(states(index)) == ["flow/smoke/2"]
+    assert not make_queue(index.folders).is_busy("flow/smoke/1")
+    (folder / name).unlink()
+    (folder / name).symlink_to("config.yaml" if name != "config.yaml" else "train.log")
+    assert states(index).keys() == {"flow/smoke/1", "flow/smoke/2"}
 
 
 def test_queue_labels_and_runs_of_the_command_line(index: RunIndex) -> None:

@@ -3,7 +3,9 @@
 import asyncio
 import signal
 import socket
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,8 +15,10 @@ pytest.importorskip("nicegui", reason="needs the extra `ui`")
 import websockets
 
 from tests.ui.serving import Server, start_server
+from zoo.common.locks import lock_folder
 from zoo.ui.processes.command import child_environment
 from zoo.ui.security import HEADERS
+from zoo.ui.server import delete_stale_folders
 
 RUN = "flow/smoke/20260101-000000"
 SOCKET = "/_nicegui_ws/socket.io/?EIO=4&transport=websocket"
@@ -32,8 +36,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (run / "media" / "step_00000010" / "tone.wav").write_bytes(b"RIFF")
     (run / "media" / "step_00000010" / "link.wav").symlink_to(folder / "secret.wav")
     (folder / "runs" / "flow" / "outside").symlink_to(folder)
-    stale = folder / "zoo-ui-99999999-x" / "uploads"  # of a server that was killed; no process has the number
+    stale = folder / "zoo-ui-x" / "uploads"  # of a server that was killed
     stale.mkdir(parents=True)
+    (stale.parent / ".zoo.lock").touch()
     is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # the server ignores it then, too
     end = signal.SIGTERM if is_nohup else signal.SIGHUP
     for server in start_server(folder, "--max_upload_mib", "1", end=end):
@@ -158,6 +163,19 @@ def test_large_uploads_are_refused(server: Server, chunked: bool) -> None:
     before = set(next(server.folder.glob("zoo-ui-*")).glob("uploads/*"))
     assert server.enter().post("/_zoo/upload", content=content, headers=headers).status_code == 413
     assert set(next(server.folder.glob("zoo-ui-*")).glob("uploads/*")) == before
+
+
+def test_the_folder_of_a_server_that_runs_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / "zoo-ui-x"
+    folder.mkdir()
+    delete_stale_folders()  # it is not locked yet
+    with lock_folder(folder, "ui"):
+        delete_stale_folders()
+        assert folder.is_dir()
+    (folder / ".zoo.lock").touch()
+    delete_stale_folders()
+    assert not folder.exists()
 
 
 def test_a_token_of_a_variable_is_kept_from_trainings(monkeypatch: pytest.MonkeyPatch) -> None:

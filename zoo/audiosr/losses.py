@@ -68,6 +68,11 @@ class DiffusionStep:
         """Clean latents (B, C, H, W) that the output means."""
         return self.diffusion.to_x0(self.noisy, self.output, self.times)
 
+    @cached_property
+    def _times_and_positions(self) -> list[list[float]]:
+        """Diffusion steps and crop positions on the host, by one transfer."""
+        return torch.stack([self.times.float(), self.positions]).tolist()
+
     def waveforms(self, max_time: float, crop_frames: int) -> tuple[Tensor, Tensor] | None:
         """Decode crops of the items below a share of the steps, as predicted and true waveforms (R, 1, T), or None.
 
@@ -76,7 +81,7 @@ class DiffusionStep:
         key = (max_time, crop_frames)
         if key not in self._waveforms:
             limit = np.float32(max_time * self.diffusion.steps)
-            items = zip(self.times.tolist(), self.positions.tolist(), strict=True)
+            items = zip(*self._times_and_positions, strict=True)
             positions = {row: position for row, (time, position) in enumerate(items) if time < limit}
             self._waveforms[key] = self._decode_crops(positions, crop_frames) if positions else None
         return self._waveforms[key]

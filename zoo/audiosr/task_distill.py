@@ -185,9 +185,10 @@ class DistillationTask(DiffusionTask):
         high, low = self._mels(batch)
         condition = self._condition(low) * self.net.latent_scale
         noise = self._evaluation_noise(batch, batch_idx)
+        assert self.validation_sampler is not None  # that of restore, which the constructor sets
         latents = []
         for net, sampler, guidance in (
-            (self.net, self.validation_sampler or DDIM(self.steps), (1.0, 0.0)),
+            (self.net, self.validation_sampler, (1.0, 0.0)),
             (self.teacher.net, DDIM(self.teacher_steps), self.guidance),
         ):
             predict = conditional_predictor(net, condition, self._context(net, high, low), *guidance)

@@ -201,6 +201,8 @@ class VocoderData(ZooDataModule):
             raise ValueError(
                 f"data.segment_samples {segment_samples} is not a multiple of data.features.hop_samples {hop}"
             )
+        if features.folder is not None and split.seconds * sample_rate < hop:
+            raise ValueError(f"data.split.seconds {split.seconds} is shorter than a frame of {hop} samples")
         self.root = find_data_folder("root", root, corpus.embedded_if_missing, "the embedded corpus")
         self.sample_rate = sample_rate
         self.segment_samples = segment_samples

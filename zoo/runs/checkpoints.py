@@ -139,11 +139,14 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def find_checkpoints(folder: Path, pattern: str = "*.ckpt") -> list[Path]:
-    """List the checkpoints of a run folder, the most advanced first (by the step in the name, then by time)."""
+    """List the checkpoints of a run folder, the most advanced first (by the step in the name, then by time).
+
+    Names that cannot be printed (other bytes than UTF-8) are left out.
+    """
     entries = []
     for path in folder.glob(pattern):
-        if TEMPORARY_MARK not in path.name and not path.is_dir():
-            with contextlib.suppress(FileNotFoundError):  # deleted just now, or a link to nothing
+        if TEMPORARY_MARK not in path.name and path.name.isprintable() and path.is_file():
+            with contextlib.suppress(FileNotFoundError):  # deleted just now
                 entries.append((parse_step(path), path.stat().st_mtime, path))
     return [path for _, _, path in sorted(entries, reverse=True)]
 

@@ -15,7 +15,7 @@ from zoo.ui.folders import CONSOLE_NAME, MEDIA_TYPES, Folders
 
 LABEL_NAME = "label.txt"
 EXPORTS_NAME = "exports"
-MAX_LABEL = 64  # characters
+MAX_LABEL, MAX_LABEL_BYTES = 64, 1024  # characters that are shown, bytes that are read
 LOG_LINES = 200
 MAX_ROWS, MAX_CELL = 100, 2000  # rows of a table, characters of a cell
 _PROGRESS = "progress: step "
@@ -54,16 +54,19 @@ def training_speed(run: Path) -> str:
 
 def sample_steps(run: Path) -> list[str]:
     """List the names of the step folders of a run's samples, the oldest first."""
-    return [folder.name for folder in reversed(sample_folders(run)) if re.fullmatch(r"step_\d+", folder.name)]
+    folders = [folder for folder in reversed(sample_folders(run)) if re.fullmatch(r"step_\d+", folder.name)]
+    return [folder.name for folder in folders if folder.resolve().is_relative_to(run.resolve())]
 
 
 def sample_files(run: Path, step: str) -> tuple[list[str], dict[str, Table]]:
-    """List the audio files and pictures of a step, audio first, and read its tables by name."""
+    """List the audio files and pictures of a step, audio first, and read its tables by name; links are left out."""
     names, tables = [], {}
     for path in sorted((run / MEDIA_NAME / step).glob("*")):
+        if path.is_symlink() or not path.is_file() or not path.name.isprintable():  # a page cannot show other bytes
+            continue
         if path.suffix.lower() in MEDIA_TYPES:
             names.append(path.name)
-        elif path.suffix == ".csv" and not path.is_symlink():
+        elif path.suffix == ".csv":
             tables[path.stem] = read_csv_table(path)
     return sorted(names, key=lambda name: not is_audio(name)), tables
 
@@ -86,7 +89,8 @@ def is_audio(name: str) -> bool:
 def read_label(folder: Path) -> str:
     """Read a run folder's label; "" where there is none that can be read."""
     try:
-        text = (folder / LABEL_NAME).read_text(encoding="utf-8", errors="replace")
+        with (folder / LABEL_NAME).open("rb") as file:
+            text = file.read(MAX_LABEL_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
     return " ".join(text.split())[:MAX_LABEL]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import threading
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from zoo.common.locks import LOCK_INFO_NAME
 from zoo.runs.run_folder import CONFIG_NAME, CSV_NAME, LOG_NAME
 from zoo.runs.run_info import RunInfo, find_runs, path_size, read_run
 from zoo.ui.folders import CONSOLE_NAME, Folders, resolve_below
@@ -24,7 +27,7 @@ from zoo.ui.processes.training_queue import (
 from zoo.ui.run_files import LABEL_NAME, read_label
 
 ACTIVE_STATES = ("running", "stopping", "active", "queued")
-_FILES = (CONFIG_NAME, CSV_NAME, LOG_NAME, CONSOLE_NAME, PROCESS_NAME, LABEL_NAME)
+_FILES = (CONFIG_NAME, CSV_NAME, LOG_NAME, CONSOLE_NAME, PROCESS_NAME, LABEL_NAME, LOCK_INFO_NAME)
 FileTimes = tuple[tuple[str, int, int], ...]
 
 
@@ -87,7 +90,8 @@ class RunIndex:
         try:
             resolve_below(self.folders.runs, name)
             times = _file_times(folder)
-        except (OSError, ValueError):  # deleted, or a link to elsewhere
+        except (OSError, ValueError) as error:  # deleted, or with what may not be read
+            warnings.warn(f"{name} is not listed: {error}", stacklevel=1)  # Python shows a text once
             return None
         # a process that was killed changes no file
         if before is not None and before.times == times and before.row.info.state != "running":
@@ -110,12 +114,17 @@ def find_state(info: RunInfo, record: ProcessRecord | None) -> str:
 
 
 def _file_times(folder: Path) -> FileTimes:
-    """Return name, time and bytes of the files that tell about a run."""
+    """Return name, time and bytes of the files that tell about a run; ValueError for a pipe, device or link out."""
     if not folder.exists():  # queued
         return ()
     entries = [entry for entry in os.scandir(folder) if entry.name in _FILES or entry.name.endswith((".ckpt", ".lock"))]
     times = []
     for entry in entries:
+        if entry.is_symlink():
+            resolve_below(folder, entry.name)
         with contextlib.suppress(FileNotFoundError):  # just deleted, or a link to nothing
-            times.append((entry.name, entry.stat().st_mtime_ns, entry.stat().st_size))
+            status = entry.stat()
+            if stat.S_IFMT(status.st_mode) not in (stat.S_IFREG, stat.S_IFDIR):  # to read it may never end
+                raise ValueError(f"{entry.path} is no regular file")
+            times.append((entry.name, status.st_mtime_ns, status.st_size))
     return tuple(sorted(times))

@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
@@ -24,6 +23,8 @@ from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.routing import Route
 
+from zoo.common.atomic_files import LOCK_NAME
+from zoo.common.locks import is_locked, lock_folder
 from zoo.runs.run_folder import MEDIA_NAME
 from zoo.ui.folders import MEDIA_TYPES, Folders, resolve_below
 from zoo.ui.processes.command import child_environment
@@ -49,8 +50,8 @@ def serve(
     port = listener.getsockname()[1]
     access = AccessToken(port) if token is None else AccessToken(port, token)
     delete_stale_folders()
-    prefix = f"{TEMP_PREFIX}{os.getpid()}-"
-    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as temp:
+    temporary = tempfile.TemporaryDirectory(prefix=TEMP_PREFIX, ignore_cleanup_errors=True)
+    with temporary as temp, lock_folder(Path(temp), "ui"):
         folders = Folders(Path.cwd(), runs, data, Path(temp))
         app = build_app(folders, access, child_environment(token_env), max_upload_mib * 2**20, at_once)
         value = access.value if token is None else f"(the value of ${token_env})"
@@ -63,17 +64,16 @@ def serve(
         logging.getLogger("uvicorn.error").addFilter(_is_server_error)
         for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises the signal again when it has shut down
             signal.signal(number, _exit_once)
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # of nohup
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # of nohup
             signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))  # the terminal was closed
         uvicorn.Server(config).run(sockets=[listener])
 
 
 def delete_stale_folders() -> None:
-    """Delete the temporary folders of servers that were killed; their names hold the number of the process."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{TEMP_PREFIX}*"):
-        pid = folder.name.removeprefix(TEMP_PREFIX).partition("-")[0]
-        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
+    """Delete the temporary folders of servers that were killed: nothing locks them any more."""
+    for lock in Path(tempfile.gettempdir()).glob(f"{TEMP_PREFIX}*/{LOCK_NAME}"):
+        if not is_locked(lock.parent):
+            shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 def _is_server_error(record: logging.LogRecord) -> bool:
@@ -82,7 +82,7 @@ def _is_server_error(record: logging.LogRecord) -> bool:
 
 
 def _exit_once(number: int, frame: Any) -> None:
-    for each in (number, signal.SIGHUP):  # a second signal would interrupt the removal of the temporary folder
+    for each in (number, getattr(signal, "SIGHUP", number)):  # a second one would interrupt the folder's removal
         signal.signal(each, signal.SIG_IGN)
     raise SystemExit(128 + number)
 

@@ -102,15 +102,32 @@ def test_incomplete_nets_are_refused_and_unknown_names_counted(tmp_path: Path) -
     state["strange.weight"] = torch.ones(1)
     facts = describe(write(tmp_path, "model.py", state))
     assert (facts["left out: CLAP"], facts["left out: unknown names"]) == ("1 tensors", "1 tensors")
-    conditioner = "cond_stage_models.concat_lowpass_cond.vae.quant_conv.bias"
-    other = {**state, conditioner: state[conditioner] + 1}  # another autoencoder
-    wrong = [(other, "not the first stage's")] + [
-        ({key: value for key, value in state.items() if key != name}, "missing")
-        for name in ("model.diffusion_model.out.2.bias", "first_stage_model.encoder.norm_out.bias")
+    wrong = [
+        ({key: value for key, value in state.items() if not key.endswith(name)}, "missing")
+        for name in ("model.diffusion_model.out.2.bias", ".encoder.norm_out.bias")  # the latter of both autoencoders
     ]
     for tensors, message in wrong:
         with pytest.raises(ValueError, match=message):
             from_original(write(tmp_path, "model.py", tensors))
+
+
+@pytest.mark.parametrize("layout", ["audiosr", "model.py"])
+def test_the_conditioners_autoencoder_must_be_the_first_stages(tmp_path: Path, layout: str) -> None:
+    prefix = f"cond_stage_models.{'0' if layout == 'audiosr' else 'concat_lowpass_cond'}.vae."
+    state = state_of(nets(layout), layout) | {f"{prefix}loss.logvar": torch.zeros(1)}
+    path = write(tmp_path, layout, state)
+    assert describe(path)["left out: the autoencoder's training loss"] == "1 tensors" and from_original(path)
+    bias = f"{prefix}quant_conv.bias"
+    for tensors in (
+        {**state, bias: state[bias] + 1},
+        {**state, f"{prefix}encoder.more.bias": state[bias]},
+        {key: value for key, value in state.items() if not key.startswith("first_stage_model.")},
+    ):
+        path = write(tmp_path, layout, tensors)
+        assert "another autoencoder" in describe(path)["conditioner"]
+        for refuse in (from_original, original_state):
+            with pytest.raises(ValueError, match="not the first stage's"):
+                refuse(path)
 
 
 def test_projection_that_was_never_trained(tmp_path: Path) -> None:

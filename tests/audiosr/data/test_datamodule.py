@@ -168,6 +168,24 @@ def test_uneven_broken_and_lonely_pairs(tmp_path: Path, caplog: pytest.LogCaptur
         data(tmp_path / "p", tmp_path, mode="paired")
 
 
+@pytest.mark.parametrize(
+    ("high", "low", "misfits"),
+    [
+        (("a/x.wav", "b/y.wav"), ("c/x.wav", "b/y.wav"), "1 of 2"),  # of the same stem in another folder
+        (("x.wav", "x.flac", "y.wav"), ("x.wav", "y.wav"), "2 of 3"),
+        (("x.wav", "y.wav"), ("x.wav", "x.flac", "y.wav"), "1 of 2"),
+    ],
+)
+def test_each_clip_has_a_counterpart_of_its_own(
+    tmp_path: Path, high: tuple[str, ...], low: tuple[str, ...], misfits: str
+) -> None:
+    for folder, names in (("high", high), ("low", low)):
+        for name in names:
+            files.write(tmp_path / "p" / folder / name, np.full(8000, 0.1, np.float32), RATE)
+    with pytest.raises(ValueError, match=rf"{misfits} files.*(a/)?x"):
+        data(tmp_path / "p", tmp_path, mode="paired")
+
+
 def test_cache_before_training(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(

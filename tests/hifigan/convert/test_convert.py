@@ -348,5 +348,14 @@ def test_generator_of_other_features(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.tensor(vocoder.from_mel(features.numpy())), generator(features[None])[0, 0])
     assert vocoder.sample_rate == CONFIG["sampling_rate"]
     assert "features" in (tmp_path / "ours" / "README.md").read_text()
-    with pytest.raises(ValueError, match="no mel"):
-        convert(tmp_path, tmp_path / "ours.ckpt")
+    for refuse in (lambda: convert(tmp_path, tmp_path / "ours.ckpt"), lambda: convert_config(tmp_path)):
+        with pytest.raises(ValueError, match="no mel"):
+            refuse()
+
+
+@pytest.mark.parametrize("key", ["n_fft", "hop_size", "win_size", "fmin"])
+def test_half_a_mel_is_refused(folder: Path, tmp_path: Path, key: str) -> None:
+    (folder / "config.json").write_text(json.dumps({name: value for name, value in CONFIG.items() if name != key}))
+    for refuse in (lambda: convert(folder, tmp_path / "ours"), lambda: convert_config(folder)):
+        with pytest.raises(ValueError, match=f"lacks {key}"):
+            refuse()

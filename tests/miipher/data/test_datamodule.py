@@ -103,6 +103,17 @@ def test_versions_made_before_are_found(corpus: Path, tmp_path: Path) -> None:
         ready(root=corpus, items=2, degraded=folder)
 
 
+def test_without_corpora_the_embedded_one_is_degraded(tmp_path: Path) -> None:
+    root, degraded = tmp_path / "clean", str(tmp_path / "degraded")
+    data = SpeechData(
+        str(root), degraded=degraded, degradation=noisy("noise"),
+        corpus=CorpusOptions(embedded_if_missing=True, embedded_utterances=2), split=SpeakerSplit(items=1),
+    )  # fmt: skip
+    data.setup("fit")
+    item = data.train_set[(0, 0)]
+    assert not torch.equal(item["input"], item["clean"])
+
+
 def write_clips(root: Path, *names: str, samples: int = 8000) -> None:
     for name in names:
         files.write(root / f"{name}.wav", np.full(samples, 0.1, np.float32), 16000)

@@ -127,6 +127,13 @@ def test_wrong_calls_are_refused(corpus, tmp_path):
             degrade(corpus, output, **options)
 
 
+def test_one_utterance_leaves_nothing_to_train_on(tmp_path):
+    files.write(tmp_path / "clean" / "a.wav", np.full(2000, 0.1), RATE)
+    with pytest.raises(ValueError, match="one utterance"):
+        degrade(tmp_path / "clean", tmp_path / "out", val_items=None)
+    assert degrade(tmp_path / "clean", tmp_path / "out", val_items=0)["done"] == 2
+
+
 def command(corpus, output, *options):
     args = ["degrade", str(corpus), str(output), "--sample_rate", str(RATE), "--val_items", "2", *options]
     return [sys.executable, "-m", "zoo", *args, "--cache", str(output.parent / "cache")]

@@ -17,8 +17,9 @@ import scipy
 import soundfile
 
 from zoo.audio.corpora.synthetic import SyntheticSpeech
+from zoo.audio.io.chunking import match_array_length
 from zoo.audio.io.files import BLOCK_SAMPLES
-from zoo.audio.io.resample import fix_length, resample_array
+from zoo.audio.io.resample import resample_array
 from zoo.common.checks import check_one_of
 
 _PAD_SECONDS = 0.05  # of silence behind the signal, so that no codec cuts its end
@@ -116,8 +117,8 @@ def encode_decode(audio: np.ndarray, sample_rate: int, codec: str, setting: floa
     scale = max(1.0, float(np.abs(line).max()))
     delay = 0 if CODECS[codec].exact else measure_delay(codec, setting, rate)
     decoded = _run_codec(line / np.float32(scale), rate, codec, setting)[delay:]
-    back = resample_array(fix_length(decoded, len(line)), rate, sample_rate)
-    return fix_length(back, len(audio)) * np.float32(scale)
+    back = resample_array(match_array_length(decoded, len(line)), rate, sample_rate)
+    return match_array_length(back, len(audio)) * np.float32(scale)
 
 
 def _coding_rate(codec: str, setting: float | None, sample_rate: int) -> int:

@@ -8,7 +8,8 @@ from typing import Literal
 import numpy as np
 import scipy
 
-from zoo.audio.io.resample import fix_length, resample_array
+from zoo.audio.io.chunking import match_array_length
+from zoo.audio.io.resample import resample_array
 
 PACKET_SECONDS = 0.02  # one RTP packet of the usual speech codecs
 SILENCE = 1e-4  # -80 dBFS: a crop whose peak lies below is three steps of 16 bits, no noise to be amplified
@@ -60,7 +61,7 @@ def reverberate(speech: np.ndarray, rir: np.ndarray, sample_rate: int) -> np.nda
     response = np.copysign(1, rir[arrival]) * rir[arrival - before :]
     remaining = np.cumsum(np.square(response[::-1], dtype=np.float64))[::-1]
     response = response[: int(np.count_nonzero(remaining > remaining[0] * 10 ** (_TAIL_DB / 10)))]
-    wet = fix_length(scipy.signal.oaconvolve(speech, response)[before:], len(speech))
+    wet = match_array_length(scipy.signal.oaconvolve(speech, response)[before:], len(speech))
     loudness = power(wet)
     return (wet * math.sqrt(power(speech) / loudness)).astype(np.float32) if loudness > 0 else np.zeros_like(speech)
 
@@ -83,7 +84,9 @@ def lowpass(speech: np.ndarray, sample_rate: int, cutoff_hz: float, how: Band) -
     if how == "resample":
         narrow = round(2 * cutoff_hz)
         padded = np.pad(speech, (0, sample_rate // 100))  # so that one sample has a counterpart at the lower rate
-        return fix_length(resample_array(resample_array(padded, sample_rate, narrow), narrow, sample_rate), len(speech))
+        return match_array_length(
+            resample_array(resample_array(padded, sample_rate, narrow), narrow, sample_rate), len(speech)
+        )
     size = scipy.fft.next_fast_len(len(speech) + sample_rate // 50, real=True)  # the response has died away by then
     frequencies = np.arange(size // 2 + 1) * (sample_rate / size)
     gain = 1 / np.sqrt(1 + (frequencies / cutoff_hz) ** (2 * _ORDER))
@@ -112,7 +115,7 @@ def sample_packet_losses(packets: int, rate: float, burst_packets: float, rng: n
 def drop_packets(speech: np.ndarray, sample_rate: int, lost: np.ndarray, fill: Fill) -> np.ndarray:
     """Replace packets of 20 ms where `lost` (ceil(T / packet),) is true, by zeros or the last packet that arrived."""
     size = packet_samples(sample_rate)
-    packets = fix_length(speech, len(lost) * size).reshape(len(lost), size)
+    packets = match_array_length(speech, len(lost) * size).reshape(len(lost), size)
     if fill == "zero":
         return np.where(lost[:, None], np.float32(0), packets).reshape(-1)[: len(speech)]
     latest = np.maximum.accumulate(np.where(lost, -1, np.arange(len(lost))))

@@ -63,8 +63,3 @@ class StreamResampler:
             return block
         ready = self._stream.resample_chunk(np.ascontiguousarray(block.T), last=last)
         return np.ascontiguousarray(ready.reshape(-1, len(block)).T)
-
-
-def fix_length(audio: np.ndarray, samples: int) -> np.ndarray:
-    """Cut a signal (T,) to a length or extend it with zeros."""
-    return np.pad(audio[:samples], (0, max(samples - len(audio), 0)))

@@ -78,6 +78,7 @@ class AudioSRConverter(Converter[AudioSRFile]):
             **nets,
             "averaged weights": "yes" if original.averaged else "no",
             **projection,
+            **({"conditioner": "another autoencoder than the first stage's"} if original.has_other_conditioner else {}),
             **{f"left out: {kind}": f"{count} tensors" for kind, count in original.left_out.items()},
         }
 

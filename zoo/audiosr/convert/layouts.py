@@ -39,7 +39,6 @@ LAYOUTS = {
 TARGETS = {"modelV1": "modelV1", "model": "model.py"}  # module of model.target -> layout
 
 CONDITIONER = "conditioner"  # the autoencoder that encodes the condition: a copy of the first stage's
-OTHER_CONDITIONER = "the conditioner's autoencoder, which is not the first stage's"
 # prefix in a file -> component; the first that fits a name counts
 PREFIXES = {
     "model.diffusion_model.global_encoder.": "global_encoder",
@@ -48,8 +47,10 @@ PREFIXES = {
     "first_stage_model.loss.": "the autoencoder's training loss",
     "first_stage_model.": "vae",
     "cond_stage_models.0.vae.vocoder.": "the conditioner's vocoder",
+    "cond_stage_models.0.vae.loss.": "the autoencoder's training loss",
     "cond_stage_models.0.vae.": CONDITIONER,
     "cond_stage_models.concat_lowpass_cond.vae.vocoder.": "the conditioner's vocoder",
+    "cond_stage_models.concat_lowpass_cond.vae.loss.": "the autoencoder's training loss",
     "cond_stage_models.concat_lowpass_cond.vae.": CONDITIONER,
     "model_ema.": "average",  # buffers, see `ema_buffer_name`
     "clap.": "CLAP",
@@ -79,6 +80,7 @@ class AudioSRFile(OriginalFile):
     parts: dict[str, State] = field(default_factory=dict)  # by component, under the nets' own names; float32
     averaged: dict[str, State] = field(default_factory=dict)  # of unet and global_encoder; empty without
     left_out: dict[str, int] = field(default_factory=dict)  # numbers of tensors that no net uses, by their kind
+    has_other_conditioner: bool = False  # whether another autoencoder than the first stage's encodes the condition
     step: int = 0  # optimizer steps trained, as far as the file or its name says
 
     @property
@@ -108,8 +110,11 @@ class AudioSRFile(OriginalFile):
 
     def check_supported(self) -> None:
         """Refuse a second autoencoder for the condition, and another noise schedule than the cosine one."""
-        if OTHER_CONDITIONER in self.left_out:
-            raise ValueError(f"{self.path} holds {OTHER_CONDITIONER}; here one encodes targets and conditions")
+        if self.has_other_conditioner:
+            raise ValueError(
+                f"{self.path} holds a conditioner's autoencoder that is not the first stage's; here one encodes both "
+                "targets and conditions"
+            )
         exact = self.parts.get("tables", {}).get("alphas_cumprod")
         if exact is None:
             return
@@ -149,8 +154,11 @@ def companion_config(path: Path, config: Mapping[str, Any] | Path | str | None) 
         return {}
 
 
-def split_components(state: Mapping[str, Tensor]) -> tuple[dict[str, State], dict[str, int]]:
-    """Split a file's tensors by component, floats as float32, and count those that no net uses."""
+def split_components(state: Mapping[str, Tensor]) -> tuple[dict[str, State], dict[str, int], bool]:
+    """Split a file's tensors by component, floats as float32, and count those that no net uses.
+
+    Also returns whether the condition has another autoencoder than the first stage's.
+    """
     parts: dict[str, State] = {}
     left_out: Counter[str] = Counter()
     for name, value in strip_state_wrappers(state).items():
@@ -162,11 +170,10 @@ def split_components(state: Mapping[str, Tensor]) -> tuple[dict[str, State], dic
             value = value.float() if value.is_floating_point() else value
             add_tensor(parts.setdefault(component, {}), name.removeprefix(prefix), value, name)
     first, copy = parts.get("vae", {}), parts.pop(CONDITIONER, {})
-    if any(name in first and not torch.equal(first[name], value) for name, value in copy.items()):
-        left_out[OTHER_CONDITIONER] = len(copy)
+    is_other = any(name not in first or not torch.equal(first[name], value) for name, value in copy.items())
     if first:
         parts["vae"] = to_zoo_autoencoder(first)
-    return parts, dict(left_out)
+    return parts, dict(left_out), is_other
 
 
 def ema_buffer_name(name: str) -> str:
@@ -199,7 +206,7 @@ def parse_content(content: Mapping[str, Any], path: Path, config: dict[str, Any]
     """Parse a loaded file; ValueError for other projects' files and another layout's configuration."""
     flat = next((content[name] for name in CONTAINERS if isinstance(content.get(name), Mapping)), content)
     tensors = _select_tensors(flat)
-    parts, left_out = split_components(tensors)
+    parts, left_out, has_other_conditioner = split_components(tensors)
     first = parts.get("vae", {}).get("encoder.conv_in.weight")
     is_vae = first is not None and first.dim() == 4 and first.shape[1] == 1
     if "zoo" in content or not (is_vae or "input_blocks.0.0.weight" in parts.get("unet", {})):
@@ -221,7 +228,10 @@ def parse_content(content: Mapping[str, Any], path: Path, config: dict[str, Any]
     if layout != "audiosr":
         parts, averaged = transpose_images(parts), transpose_images(averaged)
     step = step if isinstance(step, int) else 0
-    return AudioSRFile(layout, settings=config, path=path, parts=parts, averaged=averaged, left_out=left_out, step=step)
+    return AudioSRFile(
+        layout, settings=config, path=path, parts=parts, averaged=averaged, left_out=left_out,
+        has_other_conditioner=has_other_conditioner, step=step,
+    )  # fmt: skip
 
 
 def _select_tensors(content: Mapping[Any, Any]) -> dict[str, Tensor]:

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from zoo.audio.corpora.corpus import PEAK
+from zoo.audio.io.chunking import match_array_length
 from zoo.audio.io.files import AudioFileError
-from zoo.audio.io.resample import fix_length
 from zoo.audiosr.data.cutoff import estimate_cutoff
 from zoo.audiosr.data.simulate import Simulation
 from zoo.audiosr.data.sources import Recordings
@@ -75,7 +75,7 @@ def choose_crop(
     if best is None:
         raise failure
     high, low = best
-    return fix_length(high, samples), None if low is None else fix_length(low, samples)
+    return match_array_length(high, samples), None if low is None else match_array_length(low, samples)
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 import scipy
 
-from zoo.audio.io.resample import fix_length
+from zoo.audio.io.chunking import match_array_length
 from zoo.common.checks import check_at_least, check_one_of, check_within
 
 FilterType = Literal["butter", "cheby1", "ellip", "bessel"]
@@ -48,7 +48,7 @@ def lowpass(
         narrow = round(2 * cutoff_hz)
         for rates in ((narrow, sample_rate), (sample_rate, narrow)):
             filtered = scipy.signal.resample_poly(filtered, *rates)
-        filtered = _filter_both_ways(sections, fix_length(filtered, len(audio)))
+        filtered = _filter_both_ways(sections, match_array_length(filtered, len(audio)))
     return filtered.astype(np.float32)
 
 

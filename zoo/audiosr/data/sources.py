@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from zoo.audio.corpora.cache import CorpusCache, relative_names
-from zoo.audio.corpora.corpus import MAX_EXAMPLES, PEAK, Corpus, MemoryCorpus, corpus_files, match_companions
+from zoo.audio.corpora.corpus import MAX_EXAMPLES, PEAK, Corpus, MemoryCorpus, corpus_files, without_suffix
 from zoo.audio.io import files
 
 log = logging.getLogger(__name__)
@@ -71,14 +72,21 @@ def _part(root: Path, paired: bool, high: Sequence[Path], lists: tuple[str | Non
     if folder == root or not low_folder.is_dir():
         raise FileNotFoundError(f"data.init_args.mode paired: expected the folders {root / HIGH} and {low_folder}")
     low = files.find_audio_files(low_folder)
+    counterparts: dict[str, list[Path]] = {}
+    for path, name in zip(low, relative_names(low, low_folder), strict=True):
+        counterparts.setdefault(without_suffix(name), []).append(path)
     names = relative_names(high, folder)
-    companions = match_companions(names, relative_names(low, low_folder))
-    if misfits := [name for name, numbers in zip(names, companions, strict=True) if len(numbers) != 1]:
+    keys = [without_suffix(name) for name in names]
+    uses = Counter(keys)
+    misfits = [
+        name for name, key in zip(names, keys, strict=True) if len(counterparts.get(key, ())) != 1 or uses[key] > 1
+    ]
+    if misfits:
         raise ValueError(
             f"data.init_args.mode paired: {len(misfits)} of {len(high)} files of {folder} have no counterpart of their "
-            f"name in {low_folder}, or several: {', '.join(misfits[:MAX_EXAMPLES])}"
+            f"name in {low_folder}, several, or one in common: {', '.join(misfits[:MAX_EXAMPLES])}"
         )
-    return Part(folder, high, [low[number] for (number,) in companions], low_folder, lists)
+    return Part(folder, high, [counterparts[key][0] for key in keys], low_folder, lists)
 
 
 def read_into_memory(cache: CorpusCache) -> MemoryCorpus:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 SILENCE = 2.0**-16  # half a step of 16 bits; a recording with nothing louder is silent
 MAX_GAIN = 1000.0  # 60 dB, by which a quiet input is raised for the nets
 BLOCK_SECONDS = 4  # read and written at once
-MAX_PICTURE_SECONDS = 600.0  # of a recording whose spectrograms are drawn, which takes it as a whole
+MAX_PICTURE_SECONDS = 600.0  # of a recording whose spectrograms are drawn, which keeps it in memory
 
 Blocks = Callable[[], Iterable[np.ndarray]]
 
@@ -56,6 +56,7 @@ class RecordingRestoration:
     source_samples: int
     cutoff_hz: float | None = None  # None takes the restorer's, or estimates it
     target: Blocks | None = None  # opens a signal to resynthesise instead of generating one
+    keep_input: bool = False  # keep what the nets see, its channels' mean, in `input_mono`
 
     def __post_init__(self) -> None:
         """Set what `analyze` and `generate` find."""
@@ -64,6 +65,7 @@ class RecordingRestoration:
         if self.cutoff_hz is None:
             self.cutoff_hz = self.restorer.restore.cutoff_hz
         self.peaks = np.zeros(self.channels)
+        self.input_mono: list[np.ndarray] = []  # pieces (n,)
         self.chunks = 0  # per channel
         self.gain = 1.0  # factor on the result
 
@@ -71,6 +73,8 @@ class RecordingRestoration:
         """Find peaks and the cut-off; None where the band is full or nothing is loud enough."""
         for piece in self.before.observe(self._resample_input(self.blocks)):
             self.peaks = np.maximum(self.peaks, np.abs(piece).max(axis=1))
+            if self.keep_input:
+                self.input_mono.append(piece.mean(axis=0))
         rate = self.restorer.sample_rate
         limit_hz = min(self.source_rate, rate) / 2
         if self.cutoff_hz is None:
@@ -184,8 +188,9 @@ class Restorer(AudioInference):
     The input is resampled, its cut-off estimated (`zoo.audiosr.data.cutoff.find_edge`) and its peak scaled to 0.95, as
     in training. The log-mels of chunks are cross-faded and vocoded as one signal; the noise of a position is the same
     in every chunk and for all channels. Below the cut-off the result is the input, at the input's level. It has
-    ceil(samples * sample rate / input rate) samples. Memory does not grow with the input: files are read three times
-    (four with a global encoder), with two temporary files of 4 bytes a sample.
+    ceil(samples * sample rate / input rate) samples. Memory does not grow with the input, but for pictures, which keep
+    recordings of up to ten minutes: files are read three times (four with a global encoder), with two temporary files
+    of 4 bytes a sample.
 
     Inputs without an edge, silent ones, and those whose given cut-off reaches 95 % of half the sample rate, are only
     resampled. Inputs whose sample rate lacks more than the upper tenth of the band end there.
@@ -280,6 +285,7 @@ class Restorer(AudioInference):
 
         run = RecordingRestoration(self, blocks, header.sample_rate, header.channels, header.samples)
         seconds = run.samples / self.sample_rate
+        run.keep_input = self.restore.pictures and seconds <= MAX_PICTURE_SECONDS
         picture = None
         with tempfile.TemporaryFile(dir=target.parent) as first, tempfile.TemporaryFile(dir=target.parent) as second:
             run.analyze()
@@ -287,10 +293,10 @@ class Restorer(AudioInference):
             with files.AudioWriter(target, self.sample_rate, header.channels, SUBTYPE) as writer:
                 for piece in run.result(second):
                     writer.write(piece)
-                if self.restore.pictures and seconds <= MAX_PICTURE_SECONDS:
+                if run.keep_input:
                     picture = target.with_suffix(".png")  # before the result appears: a rerun takes that for finished
-                    after = np.concatenate(list(run.result(second)), axis=1).mean(axis=0)
-                    spectra = {"input": files.read_mono(source, self.sample_rate), "restored": after}
+                    after = np.concatenate([piece.mean(axis=0) for piece in run.result(second)])
+                    spectra = {"input": np.concatenate(run.input_mono), "restored": after}
                     write_figure(picture, self.plot(spectra, run.cutoff_hz))
         return {
             "audio_seconds": seconds,

@@ -39,6 +39,7 @@ DATA_KEYS = {
     "num_workers": "num_workers",
     "seed": "seed",
 }
+MEL_ONLY_KEYS = {"n_fft", "hop_size", "win_size", "fmin"}  # of which a config without a mel has none
 OTHER_KEYS = ("learning_rate", "adam_b1", "adam_b2", "lr_decay", "fmax_for_loss")
 # config_v1.json of the original, for what a recipe does not say
 DEFAULTS: dict[str, Any] = {
@@ -62,18 +63,23 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     """Turn an original config.json, or that of a folder, into a recipe for `zoo fit`.
 
     Returns the recipe and the keys without a counterpart here, such as num_gpus, which is the trainer's devices.
+    ValueError for a config without a mel, which says nothing to train on.
     """
     path = Path(path)
-    return to_recipe(read_settings_file(path / CONFIG_NAME if path.is_dir() else path))
+    recipe, unmapped = to_recipe(read_settings_file(path / CONFIG_NAME if path.is_dir() else path))
+    if recipe["model"]["init_args"]["mel"] is None:
+        raise ValueError(f"{path}: no mel (n_fft, ...) to train with")
+    return recipe, unmapped
 
 
 def to_recipe(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Turn an original's settings into a recipe; see `convert_config`.
 
-    Without `n_fft` the generator takes other features than a mel, such as VITS's latents, and the recipe has no mel.
+    Without any of `MEL_ONLY_KEYS` the generator takes other features than a mel, such as VITS's latents, and the recipe
+    has no mel.
     """
     settings = DEFAULTS | dict(config)
-    has_mel = "n_fft" in config
+    has_mel = not MEL_ONLY_KEYS.isdisjoint(config)
     rates, hop = config.get("upsample_rates", ()), config.get("hop_size")
     if hop not in (None, math.prod(rates)):
         raise ValueError(

@@ -93,7 +93,7 @@ class SpeechData(ZooDataModule):
         kind: its layout; auto detects it.
         degraded: folder of degraded versions, the tree mirrored, as `zoo degrade` writes it, or flat where stems are
             unique; of the clean clip's length within 20 ms. Null degrades on the spot.
-        degradation: on the spot; not used where `degraded` is given.
+        degradation: on the spot; not used where `degraded` is given and read.
         val_root: folder of clean speech for validation, such as `val/clean` of `zoo degrade`; `root` is then for
             training alone.
         val_degraded: folder of its degraded versions.
@@ -124,14 +124,14 @@ class SpeechData(ZooDataModule):
         seed: int = 1234,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers, seed=seed)
-        if degraded is not None:
-            degradation = DEFAULT_DEGRADATION
         self.rates = [SAMPLE_RATE]  # of the clean corpus, in Hz
         optional = corpus.embedded_if_missing
         self.root = find_data_folder("root", root, optional)
         is_embedded = self.root is None
         self.kind: CorpusKind = kind
         self.degraded = None if is_embedded else find_data_folder("degraded", degraded, False)
+        if self.degraded is not None:
+            degradation = DEFAULT_DEGRADATION
         self.degrader = degradation.degrader
         self.noise = find_data_folder("degradation.noise", degradation.noise, optional)
         self.rir = find_data_folder("degradation.rir", degradation.rir, optional)

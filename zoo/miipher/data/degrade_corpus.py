@@ -207,8 +207,7 @@ def degrade(
     if output.resolve().is_relative_to(clean.resolve()):
         raise ValueError(f"output {output} lies in the corpus {clean}; choose a folder outside")
     utterances = list_utterances(clean, kind)
-    if val_items is None:
-        val_items = min(MAX_VAL_ITEMS, len(utterances) // 10 or 1)
+    val_items = _default_val_items(clean, len(utterances)) if val_items is None else val_items
     jobs = assign_copies(utterances, copies, seed, val_items)
     noises = _load_noises(noise, cache, sample_rate)
     rirs = rooms.load_rirs(rir, sample_rate, 200)
@@ -216,6 +215,12 @@ def degrade(
     settings: Row = {"copies": copies, "sample_rate": sample_rate, "seed": seed, "val_items": val_items}
     settings["utterances"] = _digest([[utterance.name for utterance in utterances]])
     return write_copies(worker, jobs, settings, workers)
+
+
+def _default_val_items(clean: Path, utterances: int) -> int:
+    if utterances == 1:
+        raise ValueError(f"{clean} holds one utterance: nothing would be left to train on")
+    return min(MAX_VAL_ITEMS, utterances // 10 or 1)
 
 
 def _load_noises(folder: Path | None, cache: Path, sample_rate: int) -> Corpus:

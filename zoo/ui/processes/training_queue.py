@@ -62,7 +62,7 @@ def read_record(folder: Path) -> ProcessRecord | None:
 
 def find_records(root: Path) -> list[Path]:
     """Return the records of the runs below a folder; a run that is being deleted is in a hidden folder."""
-    return list(root.glob(f"[!.]*/[!.]*/[!.]*/{PROCESS_NAME}"))
+    return [path for path in root.glob(f"[!.]*/[!.]*/[!.]*/{PROCESS_NAME}") if path.is_file()]
 
 
 def write_record(folder: Path, record: ProcessRecord) -> None:

@@ -226,8 +226,8 @@ class ConfigForm:
         self._refresh_keys()
 
     def _refresh_keys(self) -> None:
-        """Offer every key with its value; nothing while the list is closed, or while the user types: that would go."""
-        if self.all_keys.value and not self._searching:
+        """Offer every key with its value, unless the list is closed, or holds what is typed or refused: it would go."""
+        if self.all_keys.value and not self._searching and not self.key.error:
             keys = [key for key in self.edits.values if not any(overlap(key, each) for each in HIDDEN_KEYS)]
             options = {key: f"{key}: {as_text(self.edits.values[key])[:MAX_VALUE]}" for key in keys}
             if options != self.key.options:

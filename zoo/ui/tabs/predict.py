@@ -28,7 +28,7 @@ class PredictTab:
     def __init__(self, page: PageState) -> None:
         self.page, self.app = page, page.app
         self.form: PredictForm | None = None
-        self._source: Source | None = None  # of the form
+        self._chosen: Source = (page.run, "", "auto")  # what form and status are for
         self._cards: dict[PredictionJob, JobCard] = {}
         Heading("Predict")
         with ui.element().classes("zoo-choose"):
@@ -50,24 +50,24 @@ class PredictTab:
     def _choose(self) -> None:
         if self.run.value and self.run.value != self.page.run:
             self.page.choose(self.run.value)
+            self._update()
 
-    def _clear(self) -> None:
-        self.form = self._source = None
+    def _clear(self, missing: str = "") -> None:
+        """Remove the form and the status; `missing` is why nothing can be opened."""
+        self.form = None
+        self._missing = missing
+        self.status.show("calm", missing)
         self.left.clear()
         with self.left:
             ui.label("Choose a run and open it: its form appears here.").classes("zoo-small")
 
-    def _chosen_source(self) -> Source:
-        return self.page.run, self.checkpoint.value or "", self.device.value
-
     def _update(self) -> None:
-        """Show what is chosen; the form of another run, checkpoint or device goes."""
-        if self.run.value != self.page.run:
-            self.status.show("calm", "")
+        """Note what is chosen; the form and status of another run, checkpoint or device go."""
+        if self._chosen[0] != self.page.run:
             self.checkpoint.set_value("")
-            if self.page.run in self.run.options:
-                self.run.set_value(self.page.run)
-        if self._source is not None and self._source != self._chosen_source():
+        chosen = (self.page.run, self.checkpoint.value or "", self.device.value)
+        if chosen != self._chosen:
+            self._chosen = chosen
             self._clear()
 
     async def _refresh_runs(self) -> None:
@@ -86,25 +86,24 @@ class PredictTab:
             value = self.checkpoint.value
             self.checkpoint.set_options(options, value=value if value in options else "")
         self.open.set_enabled(bool(paths))
-        if not paths:
-            missing = "This run has no checkpoint yet: train first." if run in rows else "Choose a run."
-            self.status.show("calm", missing if rows else "No trained system yet: start one in the tab Train.")
-            if self._source is not None:
-                self._clear()
+        missing = "Choose a run." if rows else "No trained system yet: start one in the tab Train."
+        if run in rows:
+            missing = "" if paths else "This run has no checkpoint yet: train first."
+        if missing != self._missing:
+            self._clear(missing)
 
     async def _load(self) -> None:
         """Load what is chosen, and make its form."""
-        source = self._chosen_source()
+        source = self._chosen
         self.open.disable()
         self.status.show("busy", f"Loading {source[0]} ...")
         fields = await notify_errors(self._load_fields(source))
-        if self.left.is_deleted:
+        if self.left.is_deleted or source != self._chosen:
             return
         self.open.enable()
-        if fields is None or source != self._chosen_source():
+        if fields is None:
             self.status.show("bad", f"{source[0]} is not open.")
             return
-        self._source = source
         self.left.clear()
         with self.left:
             self._add_form(fields, self.app.folders.checkpoint(*source[:2]))
@@ -123,9 +122,9 @@ class PredictTab:
 
     async def _submit(self) -> None:
         """Submit the form, a job for each of several files."""
-        if self.form is None or self._source is None:
+        if self.form is None:
             return
-        run, checkpoint, device = self._source
+        run, checkpoint, device = self._chosen
         try:
             forms = self.form.read()
             path = self.app.folders.checkpoint(run, checkpoint)

@@ -123,6 +123,9 @@ class RunDetails:
 
     async def _export(self) -> None:
         run = self.run
+        if run in self.app.exporting:
+            notify_error(ValueError(f"{run} is being exported: wait for it"))
+            return
         target = self.app.folders.runs / run / EXPORTS_NAME / time.strftime("%Y%m%d-%H%M%S")
         self.app.exporting.add(run)
         try:

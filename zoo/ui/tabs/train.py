@@ -40,7 +40,6 @@ class TrainTab:
         self._files: list[Path] = []
         self._refused = ("", "")  # key and message of the parser's last error
         self._revision = 0  # counts recipes and edits
-        self._is_busy = False
         system, recipe, machine = self.app.recipe or self._last_recipe()
         systems = {name: f"{name} · {each.title}" for name, each in self.app.folders.systems().items()}
         with ui.element().classes("train") as self.root:
@@ -228,9 +227,8 @@ class TrainTab:
 
     async def _press(self, action: Callable[[str, list[Path], dict[str, Any]], Awaitable[None]]) -> None:
         """Do something with the form as it is at this moment, once the parser has accepted it."""
-        if self._is_busy or self.edits is None:
+        if self.edits is None or not self.buttons[0].enabled:
             return
-        self._is_busy = True
         buttons, files, recipe = self.buttons, self._files, f"{self.system.value}/{self.recipe.value}"
         for button in buttons:
             button.disable()
@@ -241,7 +239,6 @@ class TrainTab:
             if files is self._files:
                 self._show_error(error)
         finally:
-            self._is_busy = False
             for button in buttons:
                 button.enable()
 
@@ -252,8 +249,9 @@ class TrainTab:
         self.page.choose(run, "watch")
 
     async def _try_step(self, recipe: str, files: list[Path], changes: dict[str, Any]) -> None:
+        report = self.report  # another recipe may be open when the parser has answered
         parsed = await self.app.parser.parse(files, changes)
         with tempfile.TemporaryDirectory(dir=self.app.folders.temp) as folder:
             config = Path(folder) / "recipe.yaml"
             config.write_text(parsed.text, encoding="utf-8")
-            await self.report.run("doctor", "--config", str(config))
+            await report.run("doctor", "--config", str(config))
