@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = ["__version__", "build", "load", "register"]
-_PACKAGES = ("audio", "audiosr", "blocks", "ci_llm", "compressed_ad", "flow", "hifigan", "miipher", "training")
 _MODULES = {"build": "zoo.cli.build_run", "load": "zoo.runs.load", "register": "zoo.common.registry"}
 
 
@@ -20,11 +19,15 @@ def __getattr__(name: str) -> Any:
     """Import a function or a package on first use, so that `import zoo` and `zoo --help` do not import torch."""
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)
-    if name in _PACKAGES:
+    from zoo.common.registry import PACKAGES
+
+    if f"zoo.{name}" in PACKAGES:
         return importlib.import_module(f"zoo.{name}")
     raise AttributeError(f"module 'zoo' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     """List the functions, and the packages with classes for recipes."""
-    return [*__all__, *_PACKAGES]
+    from zoo.common.registry import PACKAGES
+
+    return [*__all__, *(package.removeprefix("zoo.") for package in PACKAGES)]

@@ -61,6 +61,13 @@ def test_loss_is_the_mean_of_the_agents_minus_weighted_diversity():
     torch.testing.assert_close(torch.stack([terms[f"train/loss_agent_{k}"] for k in range(3)]), each.detach())
 
 
+def test_one_agent_has_no_directions():
+    made = task(crowd_parts.crowd(count=1), diversity=diversity(shared=False))
+    terms = record_terms(made)
+    made.training_step(texts(), 0)
+    assert terms["train/swd_loss"] == 0
+
+
 def separate_texts() -> dict[str, torch.Tensor]:
     """Texts for each of three agents; their numbers of labels differ."""
     parts = [texts(seed=seed) for seed in range(3)]

@@ -59,7 +59,7 @@ def test_a_request_of_tasks(tmp_path: Path) -> None:
     np.testing.assert_array_equal(result, one.mean(1))
     assert facts["tasks"] == 2 and facts["seeds"] == 3 and facts["episodes"] == 4
     assert facts["last_return"] == pytest.approx(result[:, -1].mean())
-    assert send_request(tmp_path, {"split": "test"}, episodes=2)[0].shape == (3, 2)
+    assert send_request(tmp_path, {"split": "all"}, episodes=2)[0].shape == (25, 2)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_request_of_tasks(tmp_path: Path) -> None:
         ({"tasks": [[0, 5]]}, r"rows of 2 integers below \[5, 5\]"),
         ({"tasks": [[0, 1.5]]}, "rows of 2 integers"),
         ({"tasks": [[0, "a"]]}, "tasks: "),
-        ({"split": "validation"}, "split is one of train, test, all, not 'validation'"),
+        ({"split": "test"}, "split is all, not 'test'; zoo evaluate"),
         ({"split": "all", "seeds": ["a"]}, r"seeds is at least 1, found \['a'\]"),
         ({"split": "all", "episodes": True}, "episodes is at least 1, found True"),
     ],

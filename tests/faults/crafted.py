@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import platform
 import shutil
 import sys
 import tempfile
@@ -26,6 +27,7 @@ DECOY = "zoo_decoy"  # a module on sys.path that is not allowed
 SECRET = "canary-3f1c"  # in the file that no call may read, and in the variable that none may show
 VARIABLE = "AWS_SECRET"
 
+_STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty")
 _CONNECTS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "urllib.Request")
 
 # entry -> (kinds of files that it takes, kinds of which it builds what they describe)
@@ -83,14 +85,12 @@ class Case(NamedTuple):
 
 
 class Watch:
-    """An audit hook for the rest of the process that stops and notes what no crafted file may cause.
-
-    What another process would do is seen afterwards: all that crafted files start writes to `elsewhere`.
-    """
+    """An audit hook for the rest of the process that stops and notes what no crafted file may cause."""
 
     def __init__(self) -> None:
         self._elsewhere: Path | None = None
         self._touched: list[str] = []
+        platform.processor()  # starts `uname` once in a process
         sys.addaudithook(self._hook)
 
     @contextlib.contextmanager
@@ -113,7 +113,7 @@ class Watch:
         is_outside = event.startswith(("open", "os.", "shutil.")) and any(
             os.path.realpath(path).startswith(f"{elsewhere}{os.sep}") for path in paths
         )
-        if is_decoy or is_outside or event in _CONNECTS:
+        if is_decoy or is_outside or event in (*_STARTS, *_CONNECTS):
             self._touched.append(f"{event} {str(args)[:80]}")
             raise Stopped(event)
 

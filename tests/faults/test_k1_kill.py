@@ -115,3 +115,12 @@ def test_killed_while_it_writes_samples(uninterrupted: Uninterrupted, tmp_path: 
     assert_equal_runs(run, uninterrupted[recipe])
     assert next(run.glob(f"media/step_{step:08d}/*"))
     assert not list(run.rglob("*.tmp*"))
+
+
+def test_plain_loader_is_the_negative_control(tmp_path: Path) -> None:
+    plain = ["fit", "--config", TOY_RECIPE, *TOY_ARGS, "--data=toy_wing.faults.PlainData"]
+    reference, run = (f"--trainer.default_root_dir={tmp_path / name}" for name in ("reference", "killed"))
+    good(forked(*plain, reference, cwd=tmp_path))
+    assert forked(*plain, KILL, STEP.format(8), run, cwd=tmp_path).returncode == -9
+    good(forked(*plain, "--ckpt_path=last", run, cwd=tmp_path))
+    assert fingerprint(newest(tmp_path / "killed")) != fingerprint(newest(tmp_path / "reference"))

@@ -56,7 +56,7 @@ def assert_same(run: Path, reference: Path, left_out: int | None = None) -> None
         (TERM, "train", 0, {}),
         (TERM, "validation", 0, {"every": 1000}),  # saved there alone, after the last batch of an epoch
         (INT, "sanity", 0, {}),
-        (USR1, "train", 2, {"group": True}),
+        (HUP, "train", 2, {"group": True}),
         (TERM, "validation", 2, {"times": 2, "group": True}),
     ],
 )

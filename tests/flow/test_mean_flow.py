@@ -127,6 +127,8 @@ def test_the_sampler_takes_one_euler_step_and_no_other_net():
         MeanFlowSampler(*parts, solver=Solver("heun2", 2))
     with pytest.raises(ValueError, match="neither texts nor images"):
         MeanFlowSampler(*parts, image_condition=Inpainting())
+    with pytest.raises(ValueError, match="condition_drop names 'all'"):
+        MeanFlowTask(*parts, UniformTimes(), torch.optim.Adam, label_drop=0.0, condition_drop={"all": 0.1})
 
 
 @pytest.mark.slow

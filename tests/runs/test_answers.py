@@ -94,7 +94,12 @@ def test_batched_samples_equal_single_ones(tmp_path: Path) -> None:
     folders = [[tmp_path / way / str(number) for number in range(len(forms))] for way in ("batch", "single")]
     for folder in (*folders[0], *folders[1]):
         folder.mkdir(parents=True)
-    batch = inference.answer_batch(list(zip(forms, folders[0], strict=True)), lambda share, text: None)
+    calls: list[int] = []
+    hook = inference.net.register_forward_pre_hook(lambda net, inputs: calls.append(len(inputs[0])))
+    batch = inference.answer_batch(list(zip(forms[:4], folders[0][:4], strict=True)), lambda share, text: None)
+    assert calls == [183] * 3  # all samples together, in three Euler steps
+    hook.remove()
+    batch += inference.answer_batch(list(zip(forms[4:], folders[0][4:], strict=True)), lambda share, text: None)
     for form, outputs, folder, other in zip(forms, batch, *folders, strict=True):
         assert outputs == inference.answer(form, other, lambda share, text: None)
         samples, expected = (np.load(each / "samples.npy") for each in (folder, other))

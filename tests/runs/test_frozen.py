@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from toy_wing.backbone import FrozenTask, Scale, Scaled
 from toy_wing.data import PairData
 
+import zoo
 from tests.harness import TOY_ARGS, newest
 from zoo.audio.io import files
 from zoo.cli.main import main
@@ -231,6 +233,20 @@ def test_another_backbone_is_refused_and_both_are_named(
     with pytest.raises(ValueError, match=actual):
         loaded(run)
     assert main(["predict", "--ckpt_path", str(run), *TOY_ARGS, "--input", other, "--output", str(tmp_path / "o")]) == 1
+
+
+def test_a_trainer_of_build_refuses_another_backbone(run: Path, tmp_path: Path) -> None:
+    other = recipe(tmp_path, source=source(tmp_path / "other"), config=None)
+    task, data, trainer = zoo.build(str(other), [f"trainer.default_root_dir={tmp_path / 'new'}"], ["toy_wing"])
+    with pytest.raises(ValueError, match=r"the checkpoint belongs to net\.backbone = weights built here"):
+        trainer.fit(task, data, ckpt_path=str(run / "step_00000002.ckpt"), weights_only=True)
+
+
+def test_checkpoints_of_weights_only_are_refused(tmp_path: Path) -> None:
+    callbacks = [ModelCheckpoint(tmp_path, save_weights_only=True), CheckpointContents()]
+    trainer = L.Trainer(max_steps=1, accelerator="cpu", logger=False, default_root_dir=tmp_path, callbacks=callbacks)
+    with pytest.raises(ValueError, match="save_weights_only"):
+        trainer.fit(FrozenTask(Scaled(Scale(**HERE)), torch.optim.Adam), PairData())
 
 
 def test_export_is_self_contained(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,8 @@ def test_schedules_of_compressed_ad_are_the_originals():
     ("build", "key"),
     [
         (lambda o: WarmupConstant(o, -1), "warmup_steps"),
+        (lambda o: WarmupConstant(o, 0.03), "warmup_steps is 0.03; give whole steps"),
+        (lambda o: WarmupLinear(o, 2.5, 5), "warmup_steps is 2.5; give whole steps"),
         (lambda o: WarmupCosine(o, 5, -1), "total_steps"),
         (lambda o: WarmupLinear(o, 0, 5, 2.0), "min_factor"),
         (lambda o: StageCosine(o, [5], 10), r"starts \[5\]"),
@@ -110,3 +112,5 @@ def test_a_warmup_below_one_is_a_share_of_the_steps(schedule):
         set_total_steps(made, SimpleNamespace(max_steps=30))
         rates.append([optimizer.param_groups[0]["lr"], *(made.factor(step) for step in range(31))])
     assert rates[0] == rates[1] == rates[2] == rates[3] and rates[0][0] == 1 / 4
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    assert [schedule(optimizer, *each).rise for each in ((0.29, 100), (0.03, 10), (0.0, 10))] == [29, 1, 0]

@@ -116,7 +116,7 @@ class CrowdTask(SingleOptimizerTask):
         """Add `directions` of the diversity term and the positions of the losses, where they are missing."""
         batch = self.prepare_evaluation_batch(batch)
         term = self.diversity
-        if term is None or not term.enabled or "directions" in batch:
+        if term is None or not term.enabled or self.crowd.count < 2 or "directions" in batch:
             return batch
         return {**batch, "directions": term.directions(self.crowd.backbone.dim, self.crowd.count, self.global_step)}
 

@@ -51,7 +51,7 @@ def main(args: Sequence[str] | None = None) -> int:
         filter_warnings()
         allow_packages(packages)
         if packages and os.getcwd() not in sys.path:  # the console script's path begins at itself
-            sys.path.insert(0, os.getcwd())
+            sys.path.append(os.getcwd())  # last: a file there stands for no installed package
         return run_command(*(arguments or ["--help"]))
     except SystemExit as stop:  # a signal's exit code, or a parser's
         if message := getattr(stop, "message", None):

@@ -325,11 +325,12 @@ def fit(cli: ZooCLI) -> None:
 def remove_unstarted_run(cli: ZooCLI) -> None:
     """Delete what a new run left that failed before its config was written; `lock_folder` removes the folder."""
     if cli.is_new_folder and cli.folder.is_dir() and not (cli.folder / runs.CONFIG_NAME).exists():
-        for path in cli.folder.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif not path.name.startswith(LOCK_NAME):
-                path.unlink()
+        with contextlib.suppress(OSError):  # the error that ended the start is the one to tell
+            for path in cli.folder.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif not path.name.startswith(LOCK_NAME):
+                    path.unlink()
 
 
 def start_from_weights(cli: ZooCLI) -> None:

@@ -63,12 +63,17 @@ def lock_folder(folder: Path, command: str, timeout_seconds: float = 1.0) -> Ite
     finally:
         # while it is locked: one who waits for it finds that its file is gone, and makes a new one
         for path in (info, folder / LOCK_NAME):
-            with contextlib.suppress(PermissionError):  # Windows keeps what is open; `release` deletes it there
-                path.unlink(missing_ok=True)
+            delete_held_lock(path)
         lock.release()
         with contextlib.suppress(OSError):  # the first that holds something ends it
             for path in created:
                 path.rmdir()
+
+
+def delete_held_lock(path: Path) -> None:
+    """Delete the file of a lock before it is released; Windows keeps what is open, and `release` deletes it there."""
+    with contextlib.suppress(PermissionError):
+        path.unlink(missing_ok=True)
 
 
 def is_locked(folder: Path) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from zoo.common.atomic_files import write_atomic
-from zoo.common.checks import check_at_least, check_one_of
+from zoo.common.checks import check_at_least
 from zoo.common.foreign_files import load_json
 from zoo.common.reports import encode_gif
 from zoo.compressed_ad.envs.base import Env, build_env
@@ -28,19 +28,16 @@ from zoo.compressed_ad.rendering import (
     learning_curve,
     reconstruction_figure,
 )
-from zoo.compressed_ad.rollout import ContextPlayer, Rollout, rollout
+from zoo.compressed_ad.rollout import ContextPlayer, Rollout, ValidationRollout, rollout
 from zoo.runs.export import CALL_USAGE
 from zoo.runs.inference.base import Inference, table_output
 from zoo.runs.inference.forms import InputField, Output, Progress
 from zoo.training.resume import item_seed
 
-SPLITS = ("train", "test", "all")
-SPLIT_SEED, TRAIN_SHARE = 0, 0.9  # the recipes'
 CHUNK = 1024  # pairs of task and seed that act together
 MAX_ROOMS, MAX_EPISODES, MAX_HORIZON = 4, 100, 50  # of one form
 FRAMES_PER_SECOND = 4
 ACTING = -9  # epoch of the keys of these seeds, see `item_seed`; no training has it
-ValidationRollout = tuple[Tensor, Tensor, list[int], Steps | None]  # tasks, returns, steps of some rows
 REQUEST_KEYS = ("tasks", "split", "seeds", "episodes")
 
 
@@ -52,8 +49,8 @@ class Agent(Inference):
 
         {"tasks": [[0, 3], [4, 4]], "seeds": 5, "episodes": 50}
 
-    `tasks` are rows of `env.tasks()` (Darkroom: row and column of the goal); or `"split": "train"`, `"test"` or
-    `"all"`, the recipes' split.
+    `tasks` are rows of `env.tasks()` (Darkroom: row and column of the goal); `"split": "all"` in their place means all.
+    `zoo evaluate compressed_ad` knows which of them were held out.
 
     Args:
         policy: trained; its weights stay as they are.
@@ -133,9 +130,7 @@ class Agent(Inference):
             InputField(f"task_{index}", name, "int", None, (0, size - 1), help=help_text, optional=True)
             for index, (name, size) in enumerate(zip(self.env.task_names(), self.env.task_sizes, strict=True))
         ]
-        split_help = "tasks to sample from: those of training, or held out (the recipes' split)"
         fields += [
-            InputField("split", "Sampled from", "choice", "test", allowed=SPLITS, help=split_help),
             InputField("rooms", "Rooms", "int", 2, (1, MAX_ROOMS), help="shown side by side"),
             InputField("episodes", "Episodes", "int", min(20, self.episodes), (1, MAX_EPISODES)),
             InputField("seed", "Seed", "int", 0, (0, 2**31)),
@@ -186,7 +181,7 @@ class Agent(Inference):
 
     def _sample_tasks(self, env: Env, values: Mapping[str, Any]) -> Tensor:
         """Sample the tasks (rooms, F) of a form, and override them by its fields."""
-        tasks = select_tasks(env, values["split"])
+        tasks = env.tasks()
         order = torch.randperm(len(tasks), generator=torch.Generator().manual_seed(values["seed"]))
         rows = tasks[order[torch.arange(values["rooms"]) % len(tasks)]]
         for index in range(rows.shape[1]):
@@ -247,23 +242,13 @@ def pairs(env: Env, tasks: Tensor, seeds: Sequence[int]) -> tuple[Tensor, list[i
     return tasks.repeat_interleave(len(seeds), 0), [item_seed(seed, ACTING, int(row)) for row in rows for seed in seeds]
 
 
-def select_tasks(env: Env, split: str, split_seed: int = SPLIT_SEED, train_share: float = TRAIN_SHARE) -> Tensor:
-    """Return the tasks (n, F) of the split "train", "test" or "all"; see `Env.split`."""
-    check_one_of(SPLITS, split=split)
-    tasks = env.tasks()
-    if split != "all":
-        train, test = env.split(split_seed, train_share)
-        tasks = tasks[train if split == "train" else test]
-    if not len(tasks):
-        raise ValueError(f"the split {split!r} of {env.name} is empty with train_share {train_share}")
-    return tasks
-
-
 def _requested_tasks(env: Env, request: Mapping[str, Any]) -> Tensor:
     if ("tasks" in request) == ("split" in request):
         raise ValueError("expected either tasks or split")
     if "split" in request:
-        return select_tasks(env, str(request["split"]))
+        if request["split"] != "all":
+            raise ValueError(f"split is all, not {request['split']!r}; zoo evaluate compressed_ad takes train and test")
+        return env.tasks()
     try:
         return env.check_tasks(torch.tensor(request["tasks"]))
     except (TypeError, RuntimeError) as error:

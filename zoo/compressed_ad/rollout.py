@@ -19,6 +19,7 @@ from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.steps import Steps
 
 RANDOM_STEPS = 256  # whose random numbers are made at once
+ValidationRollout = tuple[Tensor, Tensor, list[int], Steps | None]  # tasks, returns, steps of some rows
 
 
 class Rollout(NamedTuple):

@@ -17,6 +17,7 @@ from zoo.compressed_ad.losses import reconstruction_loss
 from zoo.compressed_ad.nets.compression import FieldDecoder
 from zoo.compressed_ad.nets.policy import InContextPolicy, Output
 from zoo.compressed_ad.nets.steps import Steps
+from zoo.compressed_ad.rollout import ValidationRollout
 from zoo.training.freezing import freeze
 from zoo.training.optimizers import LrScaling
 from zoo.training.resume import item_seed
@@ -59,7 +60,7 @@ class PolicyTask(SingleOptimizerTask):
         self.env = env
         self.episodes = episodes
         self.greedy = greedy
-        self._rollouts: list[tuple[Tensor, Tensor, list[int], Steps | None]] = []  # tasks, returns, steps of some rows
+        self._rollouts: list[ValidationRollout] = []
 
     def setup(self, stage: str) -> None:
         """Compare the data with the environment, and pass the data's statistics to the policy."""

@@ -82,8 +82,7 @@ class FlowTask(SingleOptimizerTask):
         check_within(0, 1, label_drop=label_drop, **(condition_drop or {}))
         check_one_of(PREDICTIONS, prediction=prediction)
         conditional = text is not None or image_condition is not None
-        unguided = guidance is None or not guidance.needs_labels or conditional
-        if not net.num_classes and (label_drop or not unguided):
+        if not net.num_classes and (label_drop or not (guidance is None or conditional)):
             raise ValueError(
                 "model.net.num_classes is 0: such a net takes no label_drop "
                 f"({label_drop}) and no guidance ({'null' if guidance is None else 'set'})"
@@ -119,7 +118,7 @@ class FlowTask(SingleOptimizerTask):
             raise ValueError(
                 "model.image_condition is set, and the net takes none: set condition_channels of model.net"
             )
-        parts = {"text": self.text, "image": image, ALL: self.net.condition_shapes or None}
+        parts = {"text": self.text, "image": image, ALL: self.text or image}
         if wrong := [kind for kind in self.condition_drop if parts.get(kind) is None]:
             raise ValueError(f"model.condition_drop names {wrong[0]!r}, which the net is not conditioned on")
 

@@ -6,6 +6,7 @@ paths. Only this module calls transformers' `from_pretrained`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,8 @@ def from_pretrained(cls: Any, source: str, revision: str | None = None, **option
         FileNotFoundError: the source cannot be read.
         ValueError: its files would make transformers download or run code.
     """
-    options |= _offline_options(source, revision)
+    if not Path(source).is_dir() and not _hub_answers(source, revision):
+        options["local_files_only"] = True
     check_pretrained(source, revision, **options)
     try:
         with suppress_loading_messages():
@@ -125,19 +127,18 @@ def from_pretrained(cls: Any, source: str, revision: str | None = None, **option
         ) from error
 
 
-def _offline_options(source: str, revision: str | None) -> dict[str, Any]:
-    """Return the option to read the cache alone where the hub does not answer: loaders ask it a dozen times."""
+@functools.cache
+def _hub_answers(source: str, revision: str | None) -> bool:
+    """Ask the hub for a model, once in a process: loaders, which ask it a dozen times, then read the cache alone."""
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
 
-    if Path(source).is_dir():
-        return {}
     try:
         get_hf_file_metadata(hf_hub_url(source, "config.json", revision=revision))
     except (errors.HfHubHTTPError, ValueError):  # it answers, or the loader refuses the name
-        return {}
+        return True
     except (errors.HTTPError, OSError):
-        return {"local_files_only": True}
-    return {}
+        return False
+    return True
 
 
 def load_pretrained(model: Any, source: str, revision: str | None, **options: Any) -> Any:

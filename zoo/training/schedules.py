@@ -26,24 +26,25 @@ class _ClosedForm(LRScheduler):
         return [rate * factor for rate in self.base_lrs]
 
 
-class WarmupConstant(_ClosedForm):
-    """Linear warm-up, then the base rate: step s (from 0) trains with (s + 1) / (warmup_steps + 1) of it.
-
-    Args:
-        warmup_steps: steps of the rise; 0 for none.
-    """
+class _Warmup(_ClosedForm):
+    """Base of the schedules that begin with a linear warm-up, whose steps may be a share of `total_steps` below 1."""
 
     start_at_zero = False
+    total_steps: int | None = None
 
-    def __init__(self, optimizer: Optimizer, warmup_steps: int | float = 0) -> None:
+    def __init__(self, optimizer: Optimizer, warmup_steps: int | float) -> None:
         check_at_least(0, warmup_steps=warmup_steps)
+        if warmup_steps > 1 and warmup_steps % 1:
+            raise ValueError(f"warmup_steps is {warmup_steps}; give whole steps, or a share below 1")
         self.warmup_steps = warmup_steps
         super().__init__(optimizer)
 
     @property
     def rise(self) -> int:
-        """Steps of the warm-up."""
-        return int(self.warmup_steps)
+        """Steps of the warm-up, a share rounded up; 0 for a share of a total that is not known yet."""
+        if self.warmup_steps >= 1:
+            return int(self.warmup_steps)
+        return math.ceil(round(self.warmup_steps * (self.total_steps or 0), 6))  # 0.29 of 100 is not 29 in floats
 
     def factor(self, step: int) -> float:
         """Return the factor on the base rates."""
@@ -56,11 +57,24 @@ class WarmupConstant(_ClosedForm):
         return 1.0
 
 
-class WarmupLinear(WarmupConstant):
+class WarmupConstant(_Warmup):
+    """Linear warm-up, then the base rate: step s (from 0) trains with (s + 1) / (warmup_steps + 1) of it.
+
+    Args:
+        warmup_steps: steps of the rise; 0 for none.
+    """
+
+    def __init__(self, optimizer: Optimizer, warmup_steps: int = 0) -> None:
+        if 0 < warmup_steps < 1:
+            raise ValueError(f"warmup_steps is {warmup_steps}; give whole steps, or WarmupLinear with min_factor 1")
+        super().__init__(optimizer, warmup_steps)
+
+
+class WarmupLinear(_Warmup):
     """Linear warm-up, then a straight line down to `min_factor`, which stays.
 
     Args:
-        warmup_steps: steps of the rise, 0 for none; below 1 its share of `total_steps`.
+        warmup_steps: steps of the rise, 0 for none; below 1 its share of `total_steps`, rounded up.
         total_steps: steps until `min_factor` is reached, warm-up included; null for `trainer.max_steps`.
         min_factor: last factor, in [0, 1].
         start_at_zero: step s of the warm-up trains with s / warmup_steps of the base rate, the first with zero.
@@ -81,12 +95,6 @@ class WarmupLinear(WarmupConstant):
         self.min_factor = min_factor
         self.start_at_zero = start_at_zero
         super().__init__(optimizer, warmup_steps)
-
-    @property
-    def rise(self) -> int:
-        """Steps of the warm-up; 0 for a share of a total that is not known yet."""
-        share = self.total_steps or 0 if self.warmup_steps < 1 else 1
-        return int(self.warmup_steps * share)
 
     def decay(self, step: int) -> float:
         """Return the factor `step` steps after the warm-up."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import re
 import shlex
 import signal
@@ -301,7 +302,7 @@ def start_fit(config: StudyConfig, run: Path, flags: Sequence[str]) -> subproces
     with (run / OUTPUT_LOG).open("ab") as log:
         return subprocess.Popen(
             fit_command(words), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            preexec_fn=die_with_parent,
+            preexec_fn=None if os.name == "nt" else die_with_parent,
         )  # fmt: skip
 
 

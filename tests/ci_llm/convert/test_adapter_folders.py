@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
+from safetensors.torch import save_file
 
 from tests.ci_llm.task_parts import byte_task, loader, pretrain_task, texts, trainer
 from zoo.ci_llm.convert.adapter_folders import AdapterFolders
@@ -42,7 +43,7 @@ def test_folders_hold_what_was_trained(tmp_path):
 
 
 def test_folders_follow_the_checkpoints(tmp_path):
-    for name in ("checkpoint_step_one", "peft_step_1"):  # a user's
+    for name in ("checkpoint_step_one", "checkpoint_step_1_old", "peft_step_one"):  # a user's
         (tmp_path / name).mkdir(parents=True)
     names: list[list[str]] = []
     record = LambdaCallback(
@@ -52,16 +53,21 @@ def test_folders_follow_the_checkpoints(tmp_path):
     # recorded before the save of every second batch: one folder for the one checkpoint that remains
     assert names == [[], [], ["peft_step_2"], ["peft_step_2"], ["peft_step_4"], ["peft_step_4"]]
     assert [path.stem for path in tmp_path.glob("*.ckpt")] == ["step_00000006"]
-    assert {path.name for path in tmp_path.glob("checkpoint_*")} == {"checkpoint_step_6", "checkpoint_step_one"}
-    assert {path.name for path in tmp_path.glob("peft_step_*")} == {"peft_step_1", "peft_step_6"}
+    assert {path.name for path in tmp_path.glob("checkpoint_*")} == {
+        "checkpoint_step_6", "checkpoint_step_one", "checkpoint_step_1_old",
+    }  # fmt: skip
+    assert {path.name for path in tmp_path.glob("peft_step_*")} == {"peft_step_one", "peft_step_6"}
+    run(tmp_path, byte_task(2))  # what a run left is replaced
 
 
 def test_other_tasks_and_folders_of_other_programs_are_refused(tmp_path):
     with pytest.raises(ValueError, match="CrowdTask, not PretrainTask"):
         run(tmp_path / "pretrain", pretrain_task(), 2)
-    folder = tmp_path / "run" / "checkpoint_step_1"
-    folder.mkdir(parents=True)
-    (folder / "ci_llm_meta_config.json").write_text("{}")
-    with pytest.raises(ValueError, match="checkpoint_step_1 is another program's"):
-        run(tmp_path / "run", byte_task(2))
-    assert folder.is_dir()
+    for name in ("checkpoint_step_1", "final_checkpoint", "peft_step_1", "peft_final"):
+        folder = tmp_path / name / name
+        (folder / "agent0").mkdir(parents=True)
+        (folder / "ci_llm_meta_config.json").write_text("{}")
+        save_file({"a": torch.ones(1)}, folder / "agent0" / "adapter_model.safetensors", {"format": "pt"})
+        with pytest.raises(ValueError, match=f"{name} is another program's"):
+            run(tmp_path / name, byte_task(2))
+        assert folder.is_dir()

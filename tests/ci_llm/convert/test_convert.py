@@ -151,7 +151,7 @@ def test_configuration(tmp_path):
     assert arguments["diversity"]["init_args"] == {"weight": 0.01, "projections": 64}
     assert arguments["optimizer"]["init_args"] == {"lr": 3e-5, "weight_decay": 0.01}
     assert recipe["trainer"]["max_steps"] == 3 * 935 and recipe["trainer"]["precision"] == "bf16-mixed"
-    assert arguments["scheduler"]["init_args"]["warmup_steps"] == 84
+    assert arguments["scheduler"]["init_args"]["warmup_steps"] == 0.03
     assert recipe["data"]["init_args"]["agents"].startswith("${model.init_args.crowd.")
     assert recipe["data"]["init_args"]["max_length"] == 768 and recipe["data"]["init_args"]["root"].endswith("/gsm8k")
     assert {each.partition(":")[0] for each in left} == {"use_deepspeed", "output_dir", "eval_batch_size"}

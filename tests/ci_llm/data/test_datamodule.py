@@ -12,7 +12,7 @@ import torch
 from tests.ci_llm.task_parts import padding_share
 from zoo.ci_llm.data.arithmetic import Arithmetic
 from zoo.ci_llm.data.datamodule import TextData
-from zoo.ci_llm.data.text_files import TextFormat, read_examples, split_files
+from zoo.ci_llm.data.text_files import TextFormat, read_examples, split_files, text_fields
 from zoo.ci_llm.data.tokenizers import BpeTokenizer, ByteTokenizer
 from zoo.ci_llm.data.tokens import tokenise_files
 
@@ -205,6 +205,41 @@ def test_all_misfits_are_in_one_message_with_the_options_that_mend_them(tmp_path
         "text_format.prompt_field instruction", "text_format.answer_field output", "max_length 90",
         "text_format.too_long drop", "val_items 1", "batch_size 5",
     ]  # fmt: skip
+
+
+def test_every_split_with_other_fields_is_named(tmp_path):
+    write(tmp_path / "train.jsonl", texts(40))
+    (tmp_path / "test.jsonl").write_text(json.dumps({"context": "a", "question": "b", "reply": "c"}) + "\n")
+    with pytest.raises(ValueError, match=r"test\.jsonl has no field 'answer': name its fields like"):
+        prepare(TextData(BYTES, str(tmp_path), cache=None))
+    (tmp_path / "train.jsonl").write_text((tmp_path / "test.jsonl").read_text() * 80)
+    option = "has no field 'answer': --data.text_format.answer_field context"
+    with pytest.raises(ValueError, match=rf"train\.jsonl {option}; .*test\.jsonl {option}"):
+        prepare(TextData(BYTES, str(tmp_path), cache=None))
+
+
+def test_held_out_texts_are_of_those_that_are_not_dropped(tmp_path):
+    path = write(tmp_path / "train.jsonl", [("a", "b" * (90 if i % 2 else 1)) for i in range(80)])
+    data = TextData(BYTES, str(path), TextFormat(too_long="drop"), max_length=80, cache=None)
+    with pytest.raises(ValueError, match=r"64 of 40 texts would be held out: --data\.val_items 4"):
+        prepare(data)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_fields_of_a_table_are_its_columns_of_texts_and_only_its_schema_is_read(tmp_path, suffix, monkeypatch):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import ipc, parquet
+
+    codes = pa.array(["x", "y"]).dictionary_encode()
+    table = pa.table({"id": [1, 2], "tags": [["a"], ["b"]], "p": ["a", "b"], "code": codes})
+    path = tmp_path / f"train.{suffix}"
+    if suffix == "parquet":
+        parquet.write_table(table, path)
+        monkeypatch.setattr(parquet, "read_table", lambda *_: pytest.fail("read the whole file"))
+    else:
+        with ipc.new_stream(str(path), table.schema) as sink:
+            sink.write_table(table)
+    assert text_fields(path) == ["p", "code"]
 
 
 @pytest.mark.shared

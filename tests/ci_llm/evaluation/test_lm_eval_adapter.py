@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.ci_llm.crowd_parts import CONFIGS, crowd
-from zoo.ci_llm.aggregation import BayesianAverage, Geometric, Mean
+from zoo.ci_llm.aggregation import BayesianAverage, Dirichlet, Geometric, Mean
 from zoo.ci_llm.data.tokenizers import ByteTokenizer
 from zoo.ci_llm.inference.generate import generate_texts
 
@@ -107,3 +107,8 @@ def test_generation(adapter, net, caplog):
         model.generate_until([request("a", {"num_beams": 2})])
     with pytest.raises(ValueError, match="decoding_mode is 'agent-2', expected one of mean"):
         adapter.CrowdLM(net, TOKENIZER, "agent-2")
+
+
+def test_the_runs_own_dirichlet_is_that_of_its_name(adapter, net):
+    own = Dirichlet(0.5)
+    assert adapter.CrowdLM(net, TOKENIZER, "dirichlet", aggregator=own).rule is own

@@ -80,5 +80,8 @@ def test_export_into_a_run_follows_no_link_out_of_it(tmp_path, capsys):
         assert main(["export", str(source), str(run / "exports" / "one")]) == 1
         assert "exports is a link out of the run folder" in capsys.readouterr().err
     assert not list(outside.iterdir())
+    shutil.copy(run / "step_00000003.ckpt", plain := tmp_path / "plain.ckpt")  # beside links that are not its own
+    (tmp_path / "link").symlink_to(REPOSITORY)
+    assert main(["export", str(plain), str(tmp_path / "of_a_file")]) == 0
     (run / "exports").unlink()
     assert main(["export", str(run), str(run / "exports" / "one")]) == 0

@@ -1,3 +1,7 @@
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+
 import pytest
 
 from zoo.cli.main import main
@@ -37,6 +41,15 @@ def test_package_of_a_user_is_listed_without_importing_it(package, capsys):
     start = lines.index("colours: Colours: red and green.")
     assert lines[start + 1] == "  colours/bare"
     assert lines[start + 2].split(maxsplit=1) == ["colours/smoke", "Seconds on a CPU."]
+
+
+def test_a_file_of_the_working_folder_hides_no_installed_package(package, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (Path.cwd() / "omegaconf.py").touch()
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", str(Path.cwd()))])
+    assert main(["--allow-import", "colours", "list"]) == 0
+    assert Path(PathFinder.find_spec("colours").origin).parent.parent == Path.cwd()
+    assert Path.cwd() not in Path(PathFinder.find_spec("omegaconf").origin).parents
 
 
 def test_unknown_names(package, capsys):

@@ -6,6 +6,7 @@ import os
 import signal
 
 import pytest
+import torch
 
 from tests import harness
 from tests.compressed_ad.envs.scripted import PACKAGE  # noqa: F401 - registers the environments
@@ -68,12 +69,16 @@ def test_the_environment_of_a_recipe(tmp_path):
 
 
 def test_ids_of_gymnasium_and_of_a_package_of_the_user(tmp_path):
-    """Plain ids work, and `--allow-import` imports the package that registers an id."""
+    """What has no held-out task is refused first, and `--allow-import` imports the package that registers an id."""
     few = ("--episodes=1", "--streams=1", "--ppo.rollout_steps=4", "--ppo.minibatch=4", "--ppo.epochs=1")
-    for id in ("FrozenLake-v1", "CartPole-v1"):
-        for name, env in (("plain", (f"--env={id}",)), ("full", ("--env=GymnasiumEnv", f"--env.id={id}"))):
-            assert "made 1, skipped 0" in good(forked("collect", f"{name}{id}", *env, *few, cwd=tmp_path)).stdout
-        assert content(tmp_path / f"plain{id}") == content(tmp_path / f"full{id}")
+    lakes = ("--env=GymnasiumEnv", "--env.id=FrozenLake-v1", '--env.tasks=[{"is_slippery": true}, {}]')
+    for env in (("--env=FrozenLake-v1",), lakes):
+        single = forked("collect", "lakes", *env, *few, cwd=tmp_path)
+        assert single.returncode and "0 held out" in single.stderr and "--env.tasks" in single.stderr
+        assert not (tmp_path / "lakes").exists()
+    assert (
+        "made 2, skipped 0" in good(forked("collect", "lakes", *lakes, *few, "--train_share=0.5", cwd=tmp_path)).stdout
+    )
     (tmp_path / "mine.py").write_text(
         "import gymnasium\nfrom gymnasium.envs.toy_text import FrozenLakeEnv\nclass Ring(FrozenLakeEnv):\n"
         "    def __init__(self, goal, render_mode=None):\n"
@@ -81,13 +86,27 @@ def test_ids_of_gymnasium_and_of_a_package_of_the_user(tmp_path):
         "gymnasium.register('Ring-v0', entry_point=Ring, max_episode_steps=5)\n"
     )
     env = ("--env=GymnasiumEnv", "--env.id=Ring-v0", "--env.tasks", json.dumps([{"goal": n} for n in (1, 2, 3, 4)]))
-    arguments = ("collect", "rooms", *env, "--algorithm=ppo", *few)
+    arguments = ("collect", "rooms", *env, "--algorithm=ppo", "--train_share=0.75", *few)
     refused = forked(*arguments, cwd=tmp_path)
     assert refused.returncode and "Ring-v0" in refused.stderr and "--allow-import" in refused.stderr
     assert not (tmp_path / "rooms").exists()
     path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
     allowed = harness.zoo(*arguments, "--allow-import", "mine", cwd=tmp_path, PYTHONPATH=path)
     assert "made 4, skipped 0" in good(allowed).stdout
+
+
+def test_the_number_of_threads_does_not_matter(tmp_path):
+    before, algorithm = torch.get_num_threads(), PPO(rollout_steps=12, minibatch=400, epochs=2)
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            collect(
+                PointMass(8, 6), tmp_path / str(threads), algorithm, tasks=[0, 1], steps=24, streams=40, progress=False
+            )
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert content(tmp_path / "1") == content(tmp_path / "2")
 
 
 def killed(algorithm):

@@ -14,9 +14,9 @@ import zoo
 from zoo.compressed_ad.data.history_writer import HistoryWriter
 from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.evaluation import evaluate as module
-from zoo.compressed_ad.evaluation.evaluate import evaluate, load_agent, split_tasks
+from zoo.compressed_ad.evaluation.evaluate import evaluate, load_agent, select_tasks, split_tasks
 from zoo.compressed_ad.evaluation.memory_gap import probe_memory
-from zoo.compressed_ad.inference import Agent, select_tasks
+from zoo.compressed_ad.inference import Agent
 from zoo.compressed_ad.nets.compression import QueryCompressor
 from zoo.compressed_ad.nets.embedding import FactoredEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy

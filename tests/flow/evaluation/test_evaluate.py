@@ -17,7 +17,7 @@ from zoo.flow.evaluation.samples import SampleSet
 @pytest.fixture
 def quick(monkeypatch):
     """One pass over the digits instead of forty."""
-    monkeypatch.setattr(digits_classifier.train_digits_classifier, "__defaults__", (0, 2, None))
+    monkeypatch.setattr(digits_classifier.train_digits_classifier, "__defaults__", (0, 2))
 
 
 def digits_file(path, count=60, side=8):

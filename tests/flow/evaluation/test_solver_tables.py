@@ -11,8 +11,10 @@ from zoo.flow.evaluation import solver_tables as tables
 from zoo.flow.evaluation.references import build_quality
 from zoo.flow.inference.requests import GenerationRequest
 from zoo.flow.inference.sampler import Sampler
+from zoo.flow.nets.dit import DiT
 from zoo.flow.nets.velocity import VelocityNet
 from zoo.flow.process.guidance import Guidance
+from zoo.flow.process.image_conditions import Inpainting
 from zoo.flow.process.paths import ConditionalOT
 from zoo.flow.process.solvers import Solver
 
@@ -89,6 +91,17 @@ def test_sweep_writes_tables_and_figures(tmp_path: Path, capsys: pytest.CaptureF
     assert list(unconditional) == ["solvers"]
     with pytest.raises(ValueError, match="nothing to compare"):
         tables.compare(build(0), tmp_path / "none", quality, request, methods=[])
+
+
+def test_runs_with_texts_or_images_are_refused_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = DiT(8, 1, depth=1, dim=16, heads=2, num_classes=0, condition_channels=2), ConditionalOT()
+    monkeypatch.setattr(tables, "load_sampler", lambda *_, **__: Sampler(*parts, image_condition=Inpainting()))
+    for call, name in (
+        (lambda: tables.compare_solvers(Path("run"), tmp_path / "out"), "compare-samplers"),
+        (lambda: tables.print_straightness(Path("run")), "straightness"),
+    ):
+        with pytest.raises(ValueError, match=f"{name} takes a run without texts or images"):
+            call()
 
 
 def test_points_are_judged_by_their_set() -> None:

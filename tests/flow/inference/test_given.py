@@ -60,7 +60,10 @@ def test_what_is_missing_or_too_much_is_named(model: Sampler) -> None:
         (lambda: model(prompts=["x"], images=IMAGES[:1, :4]), "expected images"),
         (lambda: read_conditions(model, [0], ["x"], [Path("nowhere.png")], []), "no image nowhere.png"),
         (lambda: read_conditions(model, [0], ["x"], [], []), "images are needed"),
-        (lambda: make_pairs(model, Path("pairs"), GenerationRequest(2)), "pairs hold no texts or images"),
+        (
+            lambda: make_pairs(model, Path("pairs"), GenerationRequest(2)),
+            "make-pairs takes a run without texts or images",
+        ),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             call()
@@ -103,9 +106,19 @@ def test_the_page_requests_for_them(model: Sampler, tmp_path: Path) -> None:
     assert fields["guidance_text"].default == 3.0 and fields["mask"].optional
     values = {name: field.default for name, field in fields.items()} | {"count": 2, "image": tmp_path / "a.png"}
     values["animation"] = False
-    for change in ({}, {"prompt": "a cat", "guidance_text": 1.0}):
-        parts = model.answer({**values, **change}, tmp_path, lambda share, text: None)
-        assert [part.kind for part in parts] == ["image", "table"]
+    changes = {}, {"prompt": "a cat", "guidance_text": 1.0}, {"prompt": "a dog"}, {"image": tmp_path / "none.png"}
+    requests = [({**values, **change}, tmp_path / str(number)) for number, change in enumerate(changes)]
+    for _, folder in requests:
+        folder.mkdir()
+    *answers, missing = model.answer_batch(requests[:3], lambda share, text: None) + model.answer_batch(
+        requests[2:], lambda share, text: None
+    )
+    assert isinstance(missing, FileNotFoundError)
+    for outputs, (form, folder) in zip(answers, [*requests[:3], requests[2]], strict=True):
+        pixels = np.array(Image.open(folder / "samples.png"), int)
+        assert [output.kind for output in outputs] == ["image", "table"]
+        assert model.answer(form, tmp_path, lambda share, text: None) == outputs
+        assert abs(pixels - np.array(Image.open(tmp_path / "samples.png"), int)).max() <= 1
     sizes = Sampler(net(condition_channels=1), ConditionalOT(0.0), text=text(), image_condition=SuperResolution(4))
     assert {"guidance", "prompt", "image"} <= {field.name for field in sizes.fields()}
 

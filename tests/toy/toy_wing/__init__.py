@@ -7,7 +7,7 @@ __getattr__, __dir__, __all__ = zoo.register(
     {
         "backbone": "FrozenTask Louder Scale Scaled",
         "data": "PairData",
-        "faults": "Ballast BrokenLogger DyingAmplifier DyingTask FillDisk Hungry KillAt Misfortune",
+        "faults": "Ballast BrokenLogger DyingAmplifier DyingTask FillDisk Hungry KillAt Misfortune PlainData",
         "inference": "Amplifier",
         "nets": "Gain",
         "task": "GainTask",

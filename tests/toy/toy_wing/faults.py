@@ -11,7 +11,9 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.loggers import Logger
+from torch.utils.data import DataLoader
 
+from toy_wing.data import PairData
 from toy_wing.inference import Amplifier
 from toy_wing.task import GainTask
 from zoo.runs.run_folder import run_folder
@@ -34,7 +36,7 @@ class KillAt(L.Callback):
 
     def _send(self, trainer: L.Trainer, where: str) -> None:
         if where == self.where and (where == "sanity" or trainer.global_step == self.step) and self.times:
-            Path("signalled").touch()
+            (run_folder(trainer).parent / "signalled").touch()
             while self.times:
                 self.times -= 1
                 if self.group:
@@ -127,6 +129,19 @@ def fill(filler: Path, spare: int = 0) -> None:
         room = shutil.disk_usage(filler.parent).free - spare
         while room > 0:
             room -= file.write(bytes(min(room, 2**16)))
+
+
+class PlainData(PairData):
+    """The usual loader, shuffled by the global generator: a resume trains on other batches."""
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.train_set, self.batch_size, shuffle=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        pass
 
 
 class BrokenLogger(Logger):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import lightning as L
+from safetensors import SafetensorError, safe_open
 
 from zoo.ci_llm.convert.checkpoints import adapters_of
-from zoo.ci_llm.convert.read import BACKBONE, META, read_json
+from zoo.ci_llm.convert.read import BACKBONE, META, PEFT_WEIGHTS, agent_name, read_json
 from zoo.ci_llm.convert.write import write_original, write_peft
 from zoo.ci_llm.task import CrowdTask
 from zoo.common.atomic_files import delete_path
@@ -23,6 +26,7 @@ log = logging.getLogger(__name__)
 
 STEP, FINAL = "checkpoint_step_", "final_checkpoint"
 PEFT_STEP, PEFT_FINAL = "peft_step_", "peft_final"
+_FOLDER = re.compile(rf"({STEP}|{PEFT_STEP})\d+|{FINAL}|{PEFT_FINAL}")
 
 
 class AdapterFolders(L.Callback):
@@ -40,7 +44,7 @@ class AdapterFolders(L.Callback):
         peft: write PEFT folders too.
 
     Raises:
-        ValueError: as training begins, when the run folder holds a checkpoint folder of another program.
+        ValueError: as training begins, when the run folder holds such a folder of another program.
     """
 
     def __init__(self, peft: bool = True) -> None:
@@ -57,13 +61,11 @@ class AdapterFolders(L.Callback):
         self._steps = list(state_dict["steps"])
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Refuse a run folder with checkpoints of the original, which would be replaced or deleted."""
+        """Refuse a run folder with adapters of another program, which would be replaced or deleted."""
         if not self._writes(trainer, pl_module):
             return
-        folder = run_folder(trainer)
-        for path in (*folder.glob(f"{STEP}[0-9]*"), folder / FINAL):
-            meta = path / META
-            if path.exists() and not (meta.is_file() and BACKBONE in read_json(meta)):
+        for path in sorted(run_folder(trainer).glob("*")):
+            if _FOLDER.fullmatch(path.name) and not self._is_own(path):
                 raise ValueError(f"{path} is another program's: train into another folder, or move it away")
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -95,6 +97,19 @@ class AdapterFolders(L.Callback):
         if not isinstance(pl_module, CrowdTask):
             raise ValueError(f"AdapterFolders is for zoo.ci_llm.CrowdTask, not {type(pl_module).__name__}")
         return not is_sharded(trainer) and trainer.is_global_zero and not is_fast_dev_run(trainer)
+
+    def _is_own(self, path: Path) -> bool:
+        """Whether a run wrote a folder: it is recorded, or its files name the backbone."""
+        if path.name.startswith(STEP) or path.name == FINAL:
+            return (path / META).is_file() and BACKBONE in read_json(path / META)
+        recorded = {f"{PEFT_STEP}{step}" for step in self._steps} | ({PEFT_FINAL} if self._steps else set())
+        if path.name in recorded or not self.peft:
+            return True
+        try:  # left by a kill before the checkpoint, or of a later step than the one that is resumed
+            with safe_open(path / agent_name(0) / PEFT_WEIGHTS[0], framework="pt") as file:
+                return BACKBONE in (file.metadata() or {})
+        except (OSError, SafetensorError):
+            return False
 
     def _write(self, trainer: L.Trainer, pl_module: Any, name: str, peft_name: str, **facts: bool) -> None:
         folder = run_folder(trainer)

@@ -112,7 +112,7 @@ def _model(settings: SettingsReader, steps: int | None) -> dict[str, Any]:
     if steps is not None:
         name = settings.choice("lr_scheduler_type", "linear", SCHEDULES)
         start = {"start_at_zero": True} if name.endswith("Cosine") else {}
-        scheduler = component(name, warmup_steps=int(share * steps), **start)
+        scheduler = component(name, warmup_steps=share, **start)
     return {
         "crowd": component("zoo.ci_llm.Crowd", backbone=backbone, agents=agents),
         "tokenizer": "${data.init_args.tokenizer}",

@@ -51,7 +51,13 @@ def write_original(folder: Path, adapters: Adapters) -> None:
 
 
 def write_peft(folder: Path, adapters: Adapters) -> None:
-    """Write a folder `agent{i}/` for each agent; arguments and errors as those of `write_original`."""
+    """Write a folder `agent{i}/` for each agent; arguments and errors as those of `write_original`.
+
+    The metadata of its safetensors have the hash of the backbone, where known, which peft ignores.
+    """
+    metadata = {"format": "pt"}
+    if adapters.backbone is not None:
+        metadata[BACKBONE] = str(adapters.backbone["sha256"])
     has_full_names = any("." in target for target in adapters.targets)
     config = {
         "peft_type": "LORA",
@@ -77,7 +83,7 @@ def write_peft(folder: Path, adapters: Adapters) -> None:
             agent_folder = temporary / agent_name(number)
             agent_folder.mkdir()
             tensors = {key: value.contiguous() for key, value in weights.items()}
-            save_file(tensors, agent_folder / PEFT_WEIGHTS[0], metadata={"format": "pt"})
+            save_file(tensors, agent_folder / PEFT_WEIGHTS[0], metadata=metadata)
             (agent_folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
         _write_companions(temporary, adapters)
 

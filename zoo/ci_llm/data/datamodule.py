@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from zoo.ci_llm.data.arithmetic import SPLITS, Arithmetic, Split
 from zoo.ci_llm.data.buckets import AgentData, TextBatches
 from zoo.ci_llm.data.text_files import Example, TextFormat, read_examples, split_files, text_fields
 from zoo.ci_llm.data.tokenizers import Tokenizer
-from zoo.ci_llm.data.tokens import FILE, LINE, PROMPT, TextRows, TokenTable, join_rows, tokenise, tokenise_files
+from zoo.ci_llm.data.tokens import FILE, LENGTH, LINE, PROMPT, TextRows, TokenTable, join_rows, tokenise, tokenise_files
 from zoo.common.checks import check_at_least
 from zoo.training.datamodule import ZooDataModule
 from zoo.training.resume import EvaluationSampler, ResumableBatchSampler, item_seed
@@ -93,13 +93,15 @@ class TextData(ZooDataModule):
         """Write the caches, once per machine."""
         if self.root is not None and self.cache is not None:
             for split in SPLITS:
-                self._read_split(split)
+                self._read_split(split, self._other_fields(split))
 
     def setup(self, stage: str) -> None:
         """Open or tokenise the texts and split them; ValueError names all settings that do not fit them."""
-        train, val, test = (self._read_split(split) for split in SPLITS)
+        fields = {split: self._other_fields(split) for split in SPLITS}
+        train, val, test = (self._read_split(split, fields[split]) for split in SPLITS)
         assert train is not None
-        if misfits := self._find_misfits([each for each in (train, val, test) if each], val is not None):
+        tables = [each for each in (train, val, test) if each]
+        if misfits := self._field_misfits(fields) + self._find_misfits(tables, val is not None):
             raise ValueError("; ".join(misfits))
         indices = train.select_fitting(self.max_length, self.text_format)
         if val is None:
@@ -167,31 +169,40 @@ class TextData(ZooDataModule):
         """Join rows of an evaluation, the same for all agents."""
         return join_rows(items, self.tokenizer.pad_id)
 
-    def _read_split(self, split: Split) -> TokenTable | None:
-        """Tokens of a split; None where the files have none. Absent fields are replaced, see `_find_misfits`."""
+    def _read_split(self, split: Split, fields: Mapping[str, Any]) -> TokenTable | None:
+        """Tokens of a split, read from other fields than the format's where given; None where it has no files."""
         if self.root is None:
             return tokenise(self.examples(split), self.tokenizer, self.text_format)
         files = split_files(self.root, split)
         if not files:
             return None
-        text_format = replace(self.text_format, **self._other_fields(files[0]))
-        return tokenise_files(files, self.tokenizer, text_format, self.cache)
+        return tokenise_files(files, self.tokenizer, replace(self.text_format, **fields), self.cache)
 
-    def _other_fields(self, file: Path) -> dict[str, Any]:
-        """Fields that a file has in the place of absent ones, by option; none where it has too few texts."""
+    def _other_fields(self, split: Split) -> dict[str, str]:
+        """Fields that a split's first file has in the place of absent ones, by option; none where there are too few."""
+        files = [] if self.root is None else split_files(self.root, split)
+        if not files:
+            return {}
         names = {key: getattr(self.text_format, key) for key in ("prompt_field", "answer_field")}
-        fields = text_fields(file)
+        fields = text_fields(files[0])
         absent = [key for key, name in names.items() if name not in fields]
         unused = [name for name in fields if name not in names.values()]
         return dict(zip(absent, unused, strict=False)) if len(unused) >= len(absent) else {}
 
+    def _field_misfits(self, fields: Mapping[Split, Mapping[str, str]]) -> list[str]:
+        """List the splits whose fields have other names, with the options or the names that mend it."""
+        misfits = []
+        for split, others in fields.items():
+            if self.root is not None and others:
+                absent = " and ".join(repr(getattr(self.text_format, key)) for key in others)
+                options = " ".join(f"--data.text_format.{key} {name}" for key, name in others.items())
+                cure = options if others == fields["train"] else "name its fields like those of the training texts"
+                misfits.append(f"{split_files(self.root, split)[0]} has no field {absent}: {cure}")
+        return misfits
+
     def _find_misfits(self, tables: Sequence[TokenTable], has_val: bool) -> list[str]:
         """List the settings that do not fit the texts, training first, each with the options that mend it."""
         misfits = []
-        if self.root is not None and (others := self._other_fields(split_files(self.root, "train")[0])):
-            absent = " and ".join(repr(getattr(self.text_format, key)) for key in others)
-            options = " ".join(f"--data.text_format.{key} {name}" for key, name in others.items())
-            misfits.append(f"{tables[0].files[0]} has no field {absent}: {options}")
         context = getattr(getattr(self.trainer, "lightning_module", None), "context_tokens", None) or UNLIMITED
         if self.max_length > context:
             misfits.append(
@@ -207,7 +218,10 @@ class TextData(ZooDataModule):
                 f"{table.files[item[FILE]]}, line {item[LINE]}: its prompt of {longest} tokens leaves none for an "
                 f"answer within {limit}: --data.{option}"
             )
-        count, held_out = len(tables[0]), 0 if has_val else self.val_items
+        dropped = tables[0].items[:, LENGTH] > self.max_length if self.text_format.too_long == "drop" else 0
+        count, held_out = len(tables[0]) - int(np.sum(dropped)), 0 if has_val else self.val_items
+        if not count:  # `select_fitting` tells that all were dropped
+            return misfits
         if held_out >= count:
             held_out = max(1, count // 10)
             misfits.append(f"{self.val_items} of {count} texts would be held out: --data.val_items {held_out}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -116,10 +117,17 @@ def read_text(record: Any, field: str, where: str) -> str:
 
 
 def text_fields(path: Path) -> list[str]:
-    """The names of the texts in the first record of a file; of Parquet and Arrow, of all columns."""
+    """The names of the texts in the first record of a file; of Parquet and Arrow, of the columns of texts."""
     if path.suffix in TABLES:
-        return list(open_table(path).column_names)
-    _, record = next(read_json_lines(path), (0, {}))
+        schema = open_table(path, schema_only=True)
+        types = {field.name: str(field.type).removeprefix("dictionary<values=") for field in schema}
+        return [name for name, kind in types.items() if kind.startswith(("string", "large_string"))]
+    with path.open("rb") as file:
+        line = next(filter(bytes.strip, file), b"{}")
+    try:
+        record = load_json(line.removeprefix(codecs.BOM_UTF8))
+    except ValueError:  # `read_examples` names the line
+        return []
     return [name for name, value in record.items() if isinstance(value, str)] if isinstance(record, dict) else []
 
 
@@ -142,8 +150,8 @@ def read_table(path: Path, fields: Sequence[str]) -> Iterator[tuple[int, Any]]:
     yield from enumerate(table.select(columns).to_pylist(), 1)
 
 
-def open_table(path: Path) -> Any:
-    """Open a Parquet or Arrow file as a table of pyarrow."""
+def open_table(path: Path, schema_only: bool = False) -> Any:
+    """Open a Parquet or Arrow file as a table of pyarrow, or read its schema."""
     try:
         import pyarrow as pa
         from pyarrow import ipc, parquet
@@ -151,12 +159,13 @@ def open_table(path: Path) -> Any:
         raise ValueError(f"{path}: reading it needs pyarrow; pip install 'zoo[llm]'") from error
     try:
         if path.suffix == ".parquet":
-            return parquet.read_table(path)
+            return parquet.read_schema(path) if schema_only else parquet.read_table(path)
         with pa.memory_map(str(path)) as source:
             try:
-                return ipc.open_file(source).read_all()
+                reader = ipc.open_file(source)
             except pa.ArrowInvalid:  # Hugging Face's datasets write streams
                 source.seek(0)
-                return ipc.open_stream(source).read_all()
+                reader = ipc.open_stream(source)
+            return reader.schema if schema_only else reader.read_all()
     except pa.ArrowInvalid as error:
         raise ValueError(f"{path}: no readable {path.suffix[1:]} file ({error})") from error

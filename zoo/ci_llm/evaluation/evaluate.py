@@ -30,7 +30,7 @@ from zoo.common.atomic_files import write_atomic
 from zoo.common.checks import check_at_least, check_within
 from zoo.common.environment import local_device
 from zoo.common.journal import begin_output, pending_items
-from zoo.common.locks import writes_into
+from zoo.common.locks import delete_held_lock, writes_into
 from zoo.common.tensors import state_digest
 from zoo.training.resume import item_seed
 
@@ -266,7 +266,7 @@ def _read_weights(
             )
             text = json.dumps({"alpha": alpha, "nll": nll})
             write_atomic(path, lambda file: file.write(text.encode()))
-        lock_path.unlink(missing_ok=True)
+        delete_held_lock(lock_path)
     return json.loads(path.read_text(encoding="utf-8"))
 
 

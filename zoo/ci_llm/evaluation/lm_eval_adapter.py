@@ -51,28 +51,36 @@ class CrowdLM(LM):
         crowd: in evaluation mode.
         decoding_mode: a rule (`mean`, `geometric`, `bma`, ...), `agent-<k>`, or `backbone`.
         seed: of sampled texts.
+        aggregator: of the run, see `token_rules`.
 
     Source: `TemplateLM` and `HFLM` of lm-eval 0.4.13.
     """
 
     def __init__(
-        self, crowd: Crowd, tokenizer: Tokenizer, decoding_mode: str = "mean", batch_size: int = 16, seed: int = 0
+        self,
+        crowd: Crowd,
+        tokenizer: Tokenizer,
+        decoding_mode: str = "mean",
+        batch_size: int = 16,
+        seed: int = 0,
+        aggregator: Aggregator | None = None,
     ) -> None:
         if LM is object:
             raise ImportError("benchmarks need lm-eval: pip install 'zoo[lm_eval]'")
         super().__init__()
-        modes = [*token_rules(crowd.count), *(f"agent-{k}" for k in range(crowd.count)), "backbone"]
+        rules = token_rules(crowd.count, aggregator=aggregator)
+        modes = [*rules, *(f"agent-{k}" for k in range(crowd.count)), "backbone"]
         if decoding_mode not in modes:
             raise ValueError(f"decoding_mode is {decoding_mode!r}, expected one of {', '.join(modes)}")
         self.crowd, self.tokenizer, self.decoding_mode = crowd, tokenizer, decoding_mode
         self.batch_size, self.seed = batch_size, seed
-        self.rule = token_rules(crowd.count).get(decoding_mode, Mean())
+        self.rule = rules.get(decoding_mode, Mean())
 
     @classmethod
     def from_run(cls, run: Path | str, device: str = "cpu", **options: Any) -> CrowdLM:
         """Load a run, checkpoint or export; options are those of the constructor."""
         trained, _, _ = load_crowd(Path(run), local_device(device))
-        return cls(trained.crowd.eval(), trained.tokenizer, **options)
+        return cls(trained.crowd.eval(), trained.tokenizer, aggregator=trained.aggregator, **options)
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Log-probability of each continuation, and whether it is the likeliest; `args` (context, continuation)."""

@@ -157,7 +157,7 @@ class TextGenerator(Inference):
         return facts | ({"first_error": errors[0]} if errors else {})
 
     def fields(self) -> tuple[InputField, ...]:
-        """A question, the text before it, and how tokens are chosen."""
+        """A question, the length of the answer, and how tokens are chosen."""
         temperature = 0.0 if self.sampling is None else self.sampling.temperature
         tokens, limit = min(self.max_new_tokens, 64), (None, MAX_CHARACTERS)
         return (

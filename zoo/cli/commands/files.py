@@ -91,10 +91,10 @@ def export(path: Path, output: Path, ema: bool = True, onnx: bool = False) -> No
     from zoo.runs.export import write_export
     from zoo.runs.load import load
     from zoo.runs.onnx_export import ONNX_NAME, check_onnx_packages
-    from zoo.runs.run_folder import refuse_links
+    from zoo.runs.run_folder import has_config_file, refuse_links
 
     run = path if path.is_dir() else path.parent
-    if output.absolute().is_relative_to(run.absolute()):
+    if (path.is_dir() or has_config_file(path)) and output.absolute().is_relative_to(run.absolute()):
         refuse_links(run)
     if onnx:
         check_onnx_packages()

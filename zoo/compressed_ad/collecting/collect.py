@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -99,6 +100,7 @@ def collect(
     if episode_stride > 1 and not env.schema.fixed:
         learned += env.schema.limit  # see `keep_every_nth_episode`
     algorithm.check(env, learned)
+    _check_split(env, split_seed, train_share)
     numbers = list(range(len(env.tasks()))) if tasks is None else list(tasks)
     writer = HistoryWriter(
         output, env, numbers, streams, steps, shard_size, algorithm.describe(), seed, split_seed, train_share,
@@ -109,7 +111,7 @@ def collect(
     shards = list(enumerate(writer.shards))
     pending = pending_items(shards, lambda shard: writer.finished(shard[0]), rank, world_size)
     made = sum(len(part) for _, part in pending)
-    with Progress(disable=not progress) as bar:
+    with _single_thread(), Progress(disable=not progress) as bar:
         row = bar.add_task(f"histories in {output.name}", total=made * streams * learned)
         for number, part in pending:
             seeds = [item_seed(seed, 0, task) for task in part]
@@ -119,6 +121,26 @@ def collect(
             histories = algorithm.histories(request)
             writer.write(number, keep_every_nth_episode(histories, steps, episode_stride))
     return {"made": made, "skipped": sum(len(part) for _, part in shards[rank::world_size]) - made}
+
+
+def _check_split(env: Env, split_seed: int, train_share: float) -> None:
+    train, test = env.split(split_seed, train_share)
+    if not len(train) or not len(test):
+        raise ValueError(
+            f"{env.name}: {len(train)} tasks to train on and {len(test)} held out, zoo fit needs both: give another "
+            "--train_share or, for one of gymnasium, --env GymnasiumEnv --env.id ID --env.tasks '[{...}, {...}]'"
+        )
+
+
+@contextmanager
+def _single_thread() -> Iterator[None]:
+    """Compute in one thread: more are slower for so small operations, and round otherwise."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def last_returns(store: HistoryStore) -> Tensor:
@@ -165,8 +187,8 @@ def collect_histories(
 
     Args:
         output: folder to write.
-        env: the original's dark room when not given, e.g. --env DarkKeyToDoor --env.horizon 50, an id of gymnasium, or
-            --env GymnasiumEnv --env.id FrozenLake-v1 --env.tasks '[{"map_name": "4x4"}, {"map_name": "8x8"}]'.
+        env: the original's dark room when not given, e.g. --env DarkKeyToDoor --env.horizon 50; of gymnasium --env
+            GymnasiumEnv --env.id FrozenLake-v1 --env.tasks '[{"is_slippery": true}, {"is_slippery": false}]'.
         algorithm: that learns: ppo; q_learning for grids and Discrete spaces; epsilon, which is a demonstrator.
         ppo: its settings, e.g. --ppo.rollout_steps 50.
         q_learning: its settings, e.g. --q_learning.bonus 0.1.

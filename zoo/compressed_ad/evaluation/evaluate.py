@@ -31,7 +31,7 @@ from zoo.compressed_ad.envs.grids import GridEnv
 from zoo.compressed_ad.evaluation import plots
 from zoo.compressed_ad.evaluation.memory_gap import probe_memory, summarise_gap
 from zoo.compressed_ad.evaluation.summary import last_episodes, summarise
-from zoo.compressed_ad.inference import CHUNK, SPLIT_SEED, SPLITS, TRAIN_SHARE, Agent, pairs, select_tasks
+from zoo.compressed_ad.inference import CHUNK, Agent, pairs
 from zoo.compressed_ad.rollout import ContextPlayer
 from zoo.runs.load import load
 from zoo.runs.run_folder import find_config, has_config_file
@@ -42,6 +42,8 @@ NAME = "evaluation"
 RESULT_NAME, RETURNS_NAME = "eval_result.npy", "returns.npy"
 GAP_NAME, PARTS_NAME = "gap.npy", "parts"
 COLUMNS = ("task", "mean", "first", "last", "last_std", "random", "oracle", "regret")
+SPLITS = ("train", "test", "all")
+SPLIT_SEED, TRAIN_SHARE = 0, 0.9  # the defaults of `zoo collect`
 PRINTED_TASKS = 20  # evaluation.csv has all
 
 
@@ -206,6 +208,18 @@ def split_tasks(
         data = {"split_seed": SPLIT_SEED, "train_share": TRAIN_SHARE}
     seed, share = data["split_seed"], data["train_share"]
     return select_tasks(env, split, seed, share), f"seed {seed}, share {share}"
+
+
+def select_tasks(env: Env, split: str, split_seed: int = SPLIT_SEED, train_share: float = TRAIN_SHARE) -> Tensor:
+    """Return the tasks (n, F) of the split "train", "test" or "all"; see `Env.split`."""
+    check_one_of(SPLITS, split=split)
+    tasks = env.tasks()
+    if split != "all":
+        train, test = env.split(split_seed, train_share)
+        tasks = tasks[train if split == "train" else test]
+    if not len(tasks):
+        raise ValueError(f"the split {split!r} of {env.name} is empty with train_share {train_share}")
+    return tasks
 
 
 def baseline_returns(env: Env, tasks: Tensor, episodes: int) -> dict[str, Any]:

@@ -33,7 +33,7 @@ FLAGS = {
     "num_workers": SettingRule("data.init_args.num_workers", default=4, least=0),
 }
 WITHOUT_COUNTERPART = {
-    "gpu": "devices are chosen by --trainer.devices=[0], CUDA_VISIBLE_DEVICES or the launcher; the fork ignored it too"
+    "gpu": "devices are chosen by --trainer.devices=[0], CUDA_VISIBLE_DEVICES or the launcher; the original ignored it"
 }
 WITHOUT_CLASSES = {
     "model.init_args.net.init_args.num_classes": 0,

@@ -44,7 +44,8 @@ class FlowData(ZooDataModule):
         seed: of order, noise, flips and the task's draws.
 
     Attributes:
-        classes: names in the order of the labels; empty without classes.
+        classes: names in the order of the labels; empty without classes. A subclass with labels sets them before a
+            training begins: the net's `num_classes` is compared with their number.
         sample_shape: of one item.
     """
 

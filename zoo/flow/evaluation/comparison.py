@@ -11,7 +11,7 @@ from torch import Tensor
 
 from zoo.common.checks import check_one_of
 from zoo.flow.evaluation import metrics as distances
-from zoo.flow.evaluation.features import BATCH, ClassifierFeatures, FeatureExtractor, cached_features
+from zoo.flow.evaluation.features import ClassifierFeatures, FeatureExtractor, cached_features
 from zoo.flow.evaluation.metrics import Moments
 from zoo.flow.evaluation.samples import SampleSet, quantise_samples
 
@@ -65,7 +65,6 @@ class Comparison:
         train: images that the generator was trained on, for the distances that show copying.
         metrics: of `METRICS`.
         cache: folder for features of the reference, kept by a hash of images and extractor; None for none.
-        batch_size: images through the extractor at once.
 
     Raises:
         ValueError: the moments are those of other features, or give none of the metrics.
@@ -78,14 +77,12 @@ class Comparison:
         train: SampleSet | None = None,
         metrics: Sequence[str] = METRICS,
         cache: Path | None = None,
-        batch_size: int = BATCH,
         device: str = "cpu",
     ) -> None:
         for name in metrics:
             check_one_of(METRICS, metrics=name)
         self.extractor = extractor
         self.train = train
-        self.batch_size = batch_size
         self.device = device
         if isinstance(reference, Moments):
             if extractor.dims != len(reference.mean):
@@ -112,7 +109,7 @@ class Comparison:
 
     def features(self, samples: SampleSet, cache: Path | None = None) -> Tensor:
         """Features (N, D), float32 on the CPU."""
-        return cached_features(self.extractor, samples.pixels, cache, self.batch_size, self.device)
+        return cached_features(self.extractor, samples.pixels, cache, self.device)
 
     def figures(self, samples: SampleSet, features: Tensor | None = None) -> dict[str, float]:
         """Compute the metrics asked for that can be had, by name, of samples whose features may be given.

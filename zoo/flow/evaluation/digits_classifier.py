@@ -66,7 +66,7 @@ def _convolution(inputs: int, outputs: int) -> list[nn.Module]:
 
 
 def train_digits_classifier(
-    images: Tensor, labels: Sequence[int], seed: int = 0, epochs: int = EPOCHS, num_classes: int | None = None
+    images: Tensor, labels: Sequence[int], seed: int = 0, epochs: int = EPOCHS
 ) -> DigitsClassifier:
     """Train the classifier, in evaluation mode on the CPU; on 900 digits about 6 seconds of one core.
 
@@ -76,17 +76,15 @@ def train_digits_classifier(
         images: (N, C, H, W), float in [-1, 1].
         labels: of the images, 1 to K.
         seed: of weights, order, dropout and augmentation.
-        num_classes: K; the highest label by default.
     """
-    classes = num_classes if num_classes is not None else max(labels, default=0)
     if images.dim() != 4 or len(images) != len(labels) or len(labels) < 2:
         raise ValueError(f"expected images (N, C, H, W) and N >= 2 labels, found {tuple(images.shape)}, {len(labels)}")
-    if min(labels) < 1 or max(labels) > classes:
-        raise ValueError(f"labels lie between 1 and {classes}, found {min(labels)} to {max(labels)}")
+    if min(labels) < 1:
+        raise ValueError(f"labels count from 1, found {min(labels)}")
     x = with_channels(resized(images.float().cpu(), RESOLUTION), 1)
     y = torch.tensor(list(labels)) - 1
     with seeded_rng(seed):
-        net = DigitsClassifier(classes)
+        net = DigitsClassifier(max(labels))
         _fit(net, x, y, epochs)
     return net.eval().requires_grad_(False)
 

@@ -85,14 +85,14 @@ def with_channels(images: Tensor, channels: int) -> Tensor:
 
 
 @torch.no_grad()
-def extract(extractor: FeatureExtractor, pixels: np.ndarray, batch_size: int = BATCH, device: str = "cpu") -> Tensor:
+def extract(extractor: FeatureExtractor, pixels: np.ndarray, device: str = "cpu") -> Tensor:
     """Features (N, dims), float32 on the CPU, of images (N, H, W, C), uint8, as `rendering.to_pixels` makes."""
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[-1] not in (1, 3) or not len(pixels):
         raise ValueError(f"expected images (N, H, W, 1 | 3) uint8, N >= 1, found {pixels.shape} {pixels.dtype}")
     extractor = extractor.eval().to(device)
     parts = [
-        extractor(to_values(pixels[first : first + batch_size]).to(device)).float().cpu()
-        for first in range(0, len(pixels), batch_size)
+        extractor(to_values(pixels[first : first + BATCH]).to(device)).float().cpu()
+        for first in range(0, len(pixels), BATCH)
     ]
     features = torch.cat(parts)
     if not features.isfinite().all():
@@ -100,16 +100,14 @@ def extract(extractor: FeatureExtractor, pixels: np.ndarray, batch_size: int = B
     return features
 
 
-def cached_features(
-    extractor: FeatureExtractor, pixels: np.ndarray, cache: Path | None, batch_size: int = BATCH, device: str = "cpu"
-) -> Tensor:
+def cached_features(extractor: FeatureExtractor, pixels: np.ndarray, cache: Path | None, device: str = "cpu") -> Tensor:
     """As `extract`, and kept in `<cache>/features/<hash>.npy`; the hash is of images and extractor."""
     if cache is None:
-        return extract(extractor, pixels, batch_size, device)
+        return extract(extractor, pixels, device)
     key = f"{checksum(np.ascontiguousarray(pixels))} {pixels.shape} {extractor.identity()}"
     path = Path(cache) / "features" / f"{checksum(key.encode())}.npy"
     if path.is_file():
         return torch.from_numpy(np.load(path, allow_pickle=False))
-    features = extract(extractor, pixels, batch_size, device)
+    features = extract(extractor, pixels, device)
     write_atomic(path, lambda file: np.save(file, features.numpy()))
     return features

@@ -22,7 +22,7 @@ from zoo.common.reports import terminal_table, write_report
 from zoo.flow.data import points
 from zoo.flow.evaluation.evaluate import describe_run
 from zoo.flow.evaluation.references import ExtractorName, Quality, build_quality
-from zoo.flow.inference.requests import GenerationRequest, SampleRequests, load_sampler
+from zoo.flow.inference.requests import GenerationRequest, SampleRequests, check_label_conditions, load_sampler
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.sampling import straightness
@@ -229,6 +229,7 @@ def compare_solvers(
         device: torch device.
     """
     sampler = load_sampler(run, None, guidance, device=device)
+    check_label_conditions(sampler, "compare-samplers")
     quality = build_quality(
         sampler.sample_shape, point_set, reference, train, extractor, weights, val_every, split_seed, device
     )
@@ -269,6 +270,7 @@ def print_straightness(
         device: torch device.
     """
     sampler = load_sampler(run, solver, guidance, device=device)
+    check_label_conditions(sampler, "straightness")
     request = GenerationRequest(count, seed)
     value = evaluate_straightness(sampler, *request.labels_and_seeds(sampler))
     print(f"straightness of {count} paths: {value:.4f}")

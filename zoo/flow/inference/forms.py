@@ -18,8 +18,8 @@ from zoo.flow.inference.request_files import read_conditions
 from zoo.flow.process.conditions import GenerationConditions
 from zoo.flow.process.guidance import Guidance, NestedGuidance
 from zoo.flow.process.sampling import SAMPLES
-from zoo.flow.process.solvers import METHODS
-from zoo.runs.inference.base import table_output
+from zoo.flow.process.solvers import METHODS, Solution
+from zoo.runs.inference.base import attempt, table_output
 from zoo.runs.inference.forms import InputField, Output, Progress
 from zoo.training.resume import item_seed
 
@@ -71,10 +71,8 @@ def sampler_fields(sampler: Sampler) -> tuple[InputField, ...]:
 def draw_samples(sampler: Sampler, values: Mapping[str, Any], folder: Path, progress: Progress) -> list[Output]:
     """Draw the samples of a form; write them and their animation, and return these with a table of facts."""
     is_image = rendering.is_image(sampler.sample_shape)
-    labels = _labels(sampler, values) or None
-    seeds = [item_seed(values["seed"], SAMPLES, number) for number in range(values["count"])]
+    labels, seeds, conditions = _request(sampler, values)
     animated = min(len(seeds), ANIMATED_IMAGES if is_image else MAX_POINTS) if values["animation"] else 0
-    conditions = _conditions(sampler, values, seeds)
     chosen = _with_settings(sampler, values)
     solutions = list(
         chosen.solutions(
@@ -82,6 +80,59 @@ def draw_samples(sampler: Sampler, values: Mapping[str, Any], folder: Path, prog
         )
     )
     progress(SAMPLING_SHARE, "drawing")
+    return _write_outputs(sampler, folder, labels, solutions, animated)
+
+
+def draw_batch(
+    sampler: Sampler, requests: Sequence[tuple[Mapping[str, Any], Path]], progress: Progress
+) -> list[list[Output] | Exception]:
+    """Draw the samples of several forms, those of one solver and guidance together; see `Inference.answer_batch`.
+
+    Alone are forms with an animation, and those of dopri5, whose steps suit all that it gets.
+    """
+    shared = ("method", "steps", "guidance", *(f"guidance_{kind}" for kind in _scales(sampler)))
+    groups: dict[Any, list[int]] = {}
+    for number, (values, _) in enumerate(requests):
+        alone = values["animation"] or values["method"] == "dopri5"
+        groups.setdefault(number if alone else tuple(values.get(name) for name in shared), []).append(number)
+    results: list[Any] = [None] * len(requests)
+    for group in groups.values():
+        parts = attempt(_solve_together, sampler, [requests[number][0] for number in group]) if len(group) > 1 else None
+        for place, number in enumerate(group):
+            if isinstance(parts, list):
+                results[number] = attempt(_write_outputs, sampler, requests[number][1], *parts[place])
+            else:  # one of the group may be at fault
+                results[number] = attempt(draw_samples, sampler, *requests[number], progress)
+    return results
+
+
+def _solve_together(
+    sampler: Sampler, forms: Sequence[Mapping[str, Any]]
+) -> list[tuple[list[int] | None, list[Solution]]]:
+    """Draw the samples of forms that share solver and guidance: labels and solution of each."""
+    requests = [_request(sampler, values) for values in forms]
+    labels = [label for each, _, _ in requests for label in each or ()] or None
+    seeds = [seed for _, each, _ in requests for seed in each]
+    conditions = _join([each for _, _, each in requests if each is not None])
+    solutions = list(_with_settings(sampler, forms[0]).solutions(labels, seeds, conditions=conditions))
+    samples = torch.cat([solution.x for solution in solutions]).split([values["count"] for values in forms])
+    nfe = max(solution.nfe for solution in solutions)
+    return [(each[0], [Solution(x, nfe, [])]) for each, x in zip(requests, samples, strict=True)]
+
+
+def _join(parts: Sequence[GenerationConditions]) -> GenerationConditions | None:
+    if not parts:
+        return None
+    prompts = [prompt for each in parts for prompt in each.prompts or ()] or None
+    images = [each.images for each in parts if each.images is not None]
+    return GenerationConditions(prompts, torch.cat(images) if images else None)
+
+
+def _write_outputs(
+    sampler: Sampler, folder: Path, labels: list[int] | None, solutions: Sequence[Solution], animated: int = 0
+) -> list[Output]:
+    """Write samples and the animation of the first ones; return them with a table of facts."""
+    is_image = rendering.is_image(sampler.sample_shape)
     samples, names = torch.cat([solution.x for solution in solutions]), sampler.class_names(labels)
     outputs = []
     if is_image or samples.shape[1:] == (2,):
@@ -116,6 +167,14 @@ def _with_settings(sampler: Sampler, values: Mapping[str, Any]) -> Sampler:
         guidance = guidance or Guidance()
         guidance.scale = values["guidance"]
     return sampler.using(sampler.solver.using(values["method"], values["steps"]), guidance)
+
+
+def _request(
+    sampler: Sampler, values: Mapping[str, Any]
+) -> tuple[list[int] | None, list[int], GenerationConditions | None]:
+    """Labels, seeds and conditions of a form's samples."""
+    seeds = [item_seed(values["seed"], SAMPLES, number) for number in range(values["count"])]
+    return _labels(sampler, values) or None, seeds, _conditions(sampler, values, seeds)
 
 
 def _conditions(sampler: Sampler, values: Mapping[str, Any], seeds: Sequence[int]) -> GenerationConditions | None:

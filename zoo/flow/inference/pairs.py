@@ -13,7 +13,7 @@ from zoo.common.environment import process_rank
 from zoo.common.journal import begin_output
 from zoo.common.locks import writes_into
 from zoo.flow.data.pair_data import CHECKED_VALUES, META_NAME, STEM, row_type
-from zoo.flow.inference.requests import GenerationRequest, load_sampler, sampler_settings
+from zoo.flow.inference.requests import GenerationRequest, check_label_conditions, load_sampler, sampler_settings
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.sampling import PAIRS
@@ -46,9 +46,8 @@ def make_pairs(
     """
     check_at_least(1, shard_size=shard_size)
     check_within(0, world_size - 1, rank=rank)
+    check_label_conditions(sampler, "make-pairs")
     labels, seeds = request.labels_and_seeds(sampler, PAIRS)
-    if sampler.text is not None or sampler.image_condition is not None:
-        raise ValueError("pairs hold no texts or images: make-pairs takes a run without them")
     settings = _settings(sampler, request, sampler.classes if classes is None else classes)
     begin_output(
         output, {"run": run, **settings, "shard_size": shard_size}, META_NAME, NOT_COMPARED, sweep=world_size == 1

@@ -115,6 +115,12 @@ def load_sampler(
     return sampler
 
 
+def check_label_conditions(sampler: Sampler, command: str) -> None:
+    """Refuse a run with texts or images, which a command does not give to its net."""
+    if sampler.text is not None or sampler.image_condition is not None:
+        raise ValueError(f"{command} takes a run without texts or images")
+
+
 def sampler_settings(sampler: Sampler) -> dict[str, Any]:
     """What decides samples besides their labels and seeds, for JSON: the weights as a hash, path, solver, guidance."""
     return {

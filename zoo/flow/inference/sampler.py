@@ -310,6 +310,12 @@ class Sampler(Inference):
         """Draw samples, and their way from the noise."""
         return forms.draw_samples(self, values, folder, progress)
 
+    def answer_batch(
+        self, requests: Sequence[tuple[Mapping[str, Any], Path]], progress: Progress
+    ) -> list[list[Output] | Exception]:
+        """Draw for several forms, those with one solver and guidance together."""
+        return forms.draw_batch(self, requests, progress)
+
     def log_validation(self, task: FlowTask, last: bool) -> None:
         """Log samples of a task's validation; see `log_validation_samples`."""
         log_validation_samples(self, task, last)

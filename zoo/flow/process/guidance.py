@@ -13,7 +13,7 @@ from zoo.blocks.image import classifier_free_guidance
 from zoo.common.checks import check_one_of, check_within
 from zoo.flow.nets.velocity import NO_LABEL, NULL_LABEL, VectorField, VelocityNet
 from zoo.flow.process.conditions import KINDS, ConditionBatch, predict_branches
-from zoo.flow.process.paths import AffinePath, Prediction
+from zoo.flow.process.paths import PREDICTIONS, AffinePath, Prediction
 
 NULL_LABELS = {"label0": NULL_LABEL, "none": NO_LABEL}
 
@@ -53,8 +53,6 @@ class Guidance:
         """The scale at a time; 1 outside the interval."""
         first, last = self.interval
         return self.scale if first <= t <= last else 1.0
-
-    needs_labels = True
 
     def predict(
         self,
@@ -99,8 +97,6 @@ class NestedGuidance(Guidance):
     Source: Brooks et al., "InstructPix2Pix" (2023), equation 3, for any number of conditions.
     """
 
-    needs_labels = False
-
     def __init__(self, scales: dict[str, float], interval: Sequence[float] = (0.0, 1.0), rescale: float = 0.0) -> None:
         super().__init__(1.0, "label0", interval, rescale)
         if not scales or not set(scales) <= set(KINDS):
@@ -143,6 +139,7 @@ def velocity_field(
         guidance: None gives the conditional field where there are labels, which it needs.
         conditions: of B rows; None for a net that has no others than classes.
     """
+    check_one_of(PREDICTIONS, prediction=prediction)
     labelled = label is not None and bool(net.num_classes)
     if guidance is not None and conditions is None and not labelled:
         raise ValueError(f"guidance needs labels and a net with classes; found {label} and {net.num_classes} classes")

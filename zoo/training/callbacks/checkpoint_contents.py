@@ -37,6 +37,8 @@ class CheckpointContents(L.Callback):
                     f"{path}.{trained[0]} is trained, and frozen_state() of {type(module).__name__} names it: "
                     "its changes would not be saved"
                 )
+        if any(getattr(callback, "save_weights_only", False) for callback in trainer.checkpoint_callbacks):
+            raise ValueError("save_weights_only: such a checkpoint cannot be loaded; `zoo export` writes weights alone")
         if stage == "fit" and trainer.checkpoint_callbacks and not is_fast_dev_run(trainer):
             save_frozen_modules(trainer, frozen.frozen_modules({"": pl_module}), unless_resuming=True)
 
@@ -54,7 +56,8 @@ class CheckpointContents(L.Callback):
             checkpoint["frozen"] = records
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Put the config's hyper-parameters into the checkpoint of a resume, before the optimizers read it."""
+        """Refuse a checkpoint of other modules; give one to resume the config's hyper-parameters."""
+        check_checkpoint(pl_module, checkpoint, resumes=trainer.state.fn == "fit")
         if trainer.state.fn != "fit":
             return
         optimizers, schedulers = split_optimizers(pl_module.configure_optimizers())
@@ -85,7 +88,7 @@ def check_checkpoint(task: Any, checkpoint: dict[str, Any], resumes: bool) -> No
     if resumes and not checkpoint.get("optimizer_states"):
         raise ValueError("the checkpoint holds weights without optimizers: begin with them by --init_from")
     modules = frozen.frozen_modules({"": task})
-    if "zoo" in checkpoint and task.specs is not None:
+    if "zoo" in checkpoint and getattr(task, "specs", None) is not None:
         specs = [copy.deepcopy(each["components"]) for each in (checkpoint["zoo"], task.specs)]
         for spec in specs:
             for path in (path for path, module in modules.items() if module.is_frozen):
