@@ -1,7 +1,5 @@
 """Running the command line in other processes, and comparing what runs leave behind."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json

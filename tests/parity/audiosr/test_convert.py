@@ -1,7 +1,5 @@
 """The original's recorded files through the converter: its numbers, and its files again."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

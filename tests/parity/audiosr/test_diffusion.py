@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -8,12 +6,10 @@ import pytest
 import torch
 
 from tests.numeric import assert_agrees
+from zoo.audiosr import DDIM, CosineDiffusion, MelFeatures, UNet
 from zoo.audiosr.data.cutoff import share_cutoff, spectrum
 from zoo.audiosr.data.simulate import FILTER_TYPES, lowpass
-from zoo.audiosr.diffusion import CosineDiffusion
-from zoo.audiosr.nets.features import MelFeatures
-from zoo.audiosr.nets.unet import UNet
-from zoo.audiosr.samplers import DDIM, time_grid
+from zoo.audiosr.samplers import time_grid
 from zoo.blocks.image import classifier_free_guidance
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.hifigan.nets.generator import Generator

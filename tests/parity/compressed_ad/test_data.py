@@ -1,7 +1,5 @@
 """Histories, items and their order against the original's loader."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -9,10 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from tests.conftest import reference_folder
-from zoo.compressed_ad.data.curriculum import Curriculum
+from zoo.compressed_ad import Curriculum, Darkroom
 from zoo.compressed_ad.data.history import HistoryStore
 from zoo.compressed_ad.data.windows import HistoryWindows, StoredSource, WindowOptions
-from zoo.compressed_ad.envs.grids import Darkroom
 
 pytestmark = pytest.mark.shared
 STREAMS, STEPS, WINDOW = 3, 70, 12  # of the original's loader: 24 histories of 8 tasks

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -8,11 +6,9 @@ import torch
 
 from tests.numeric import assert_agrees
 from zoo.common.safe_load import load_foreign_checkpoint
+from zoo.flow import ConditionalOT, Guidance, Solver, UNet
 from zoo.flow.convert import convert, convert_config, describe, from_original, is_original, original_state, to_original
-from zoo.flow.nets.unet import UNet
-from zoo.flow.process.guidance import Guidance, velocity_field
-from zoo.flow.process.paths import ConditionalOT
-from zoo.flow.process.solvers import Solver
+from zoo.flow.process.guidance import velocity_field
 from zoo.training.schedules import WarmupConstant
 
 pytestmark = pytest.mark.shared

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -7,9 +5,8 @@ import torch
 
 from tests.conftest import reference_folder
 from zoo.common.safe_load import load_foreign_checkpoint
+from zoo.hifigan import Generator, PrenetConditioner
 from zoo.hifigan.convert import from_original
-from zoo.hifigan.nets.conditioners import PrenetConditioner
-from zoo.hifigan.nets.generator import Generator
 
 pytestmark = pytest.mark.shared
 
