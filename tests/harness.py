@@ -104,6 +104,19 @@ def record(run: Path) -> list[dict[str, str]]:
         return [{key: text for key, text in row.items() if key not in MEASURED} for row in csv.DictReader(file)]
 
 
+def assert_equal_runs(run: Path, reference: Path) -> None:
+    """The newest checkpoints of two runs and all that they logged are the same."""
+    assert fingerprint(newest(run)) == fingerprint(newest(reference))
+    assert record(run) == record(reference)
+
+
+def error_line(result: subprocess.CompletedProcess[str]) -> str:
+    """The one error that a command reported, without a traceback."""
+    assert "Traceback" not in result.stderr
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("zoo: error: ")]
+    return line
+
+
 def bests(run: Path) -> dict[str, dict[str, str]]:
     """The best checkpoints that a run kept, by name."""
     return {path.name: fingerprint(path) for path in sorted(run.glob("best-*.ckpt"))}
