@@ -283,7 +283,6 @@ def test_torch_lists_the_globals_of_a_pickle() -> None:
     assert file.read() == b"rest"
 
 
-@pytest.mark.shared
 def test_reads_every_golden_file(shared: Path) -> None:
     suffixes = {".pt", ".pth", ".ckpt", ".bin", ".pkl"}
     files = [path for path in (shared / "golden").rglob("*") if path.is_file()]
