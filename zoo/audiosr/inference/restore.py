@@ -18,7 +18,14 @@ from torch import Tensor
 from zoo.audio.analysis.figures import plot_spectrograms
 from zoo.audio.corpora.corpus import PEAK
 from zoo.audio.evaluation import metrics
-from zoo.audio.inference import MAX_RECORDING_SECONDS, AudioInference, answer_file, as_audio, recording_field
+from zoo.audio.inference import (
+    BLOCK_SECONDS,
+    MAX_RECORDING_SECONDS,
+    AudioInference,
+    answer_file,
+    as_audio,
+    recording_field,
+)
 from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, match_length, resample_blocks
 from zoo.audiosr.data.cutoff import FULL_BAND, find_edge
@@ -39,7 +46,6 @@ if TYPE_CHECKING:
 
 SILENCE = 2.0**-16  # half a step of 16 bits; a recording with nothing louder is silent
 MAX_GAIN = 1000.0  # 60 dB, by which a quiet input is raised for the nets
-BLOCK_SECONDS = 4  # read and written at once
 MAX_PICTURE_SECONDS = 600.0  # of a recording whose spectrograms are drawn, which keeps it in memory
 
 Blocks = Callable[[], Iterable[np.ndarray]]

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from zoo.audio.analysis.loudness import LoudnessMeter
-from zoo.audio.inference import MAX_RECORDING_SECONDS, answer_file, as_audio, recording_field
+from zoo.audio.inference import BLOCK_SECONDS, MAX_RECORDING_SECONDS, answer_file, as_audio, recording_field
 from zoo.audio.io import files
 from zoo.audio.io.chunking import check_finite, match_length, mix_to_mono, resample_blocks
 from zoo.hifigan.nets.base import WaveformGenerator
-from zoo.miipher.inference.features import BLOCK_SECONDS, ChunkedEncoder, FeatureExtractor
+from zoo.miipher.inference.features import ChunkedEncoder, FeatureExtractor
 from zoo.miipher.inference.onnx import restoration_graph
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner, Encoder
