@@ -1,14 +1,10 @@
 """Tiny crowds for the tests: random backbones, agents that differ, a batch padded on both sides."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 
-from zoo.ci_llm.nets.agents import Agents
-from zoo.ci_llm.nets.backbone import Backbone
-from zoo.ci_llm.nets.crowd import Crowd
+from zoo.ci_llm import Agents, Backbone, Crowd
 
 _COMMON = {"num_hidden_layers": 2, "vocab_size": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _LLAMA_LIKE = {

@@ -1,7 +1,5 @@
 """Tasks and trainers for the tests of training."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,10 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tests.ci_llm import crowd_parts
-from zoo.ci_llm.data.tokenizers import ByteTokenizer, Tokenizer
-from zoo.ci_llm.nets.backbone import LearningBackbone
-from zoo.ci_llm.pretrain_task import PretrainTask
-from zoo.ci_llm.task import CrowdTask
+from zoo.ci_llm import ByteTokenizer, CrowdTask, LearningBackbone, PretrainTask, Tokenizer
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 COUNTS = (5, 2, 1, 4)  # labelled tokens of the texts

@@ -10,11 +10,8 @@ from tests.ci_llm import task_parts
 from tests.ci_llm.crowd_parts import crowd
 from tests.ci_llm.task_parts import BYTES, trainer
 from tests.harness import REPOSITORY
-from zoo.ci_llm.data.arithmetic import Arithmetic
-from zoo.ci_llm.data.datamodule import TextData
+from zoo.ci_llm import Arithmetic, ByteTokenizer, CrowdTask, TextData
 from zoo.ci_llm.data.text_files import TextFormat
-from zoo.ci_llm.data.tokenizers import ByteTokenizer
-from zoo.ci_llm.task import CrowdTask
 from zoo.ci_llm.validation_texts import to_one_line
 from zoo.cli.main import main
 from zoo.training.callbacks.samples import Samples

@@ -43,8 +43,9 @@ _ENDS = re.compile(rf"{FINISHED_MARK}|`Trainer\.fit` stopped|ended by (\w+)")
 _STOPS = ("Interrupted", "KeyboardInterrupt", "SystemExit", "SIGTERMException")
 _TIME = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d{3} ", re.MULTILINE)
 _TAIL_BYTES = 64 * 1024
-# what every run logs besides its losses
-_NO_LOSSES = tuple(f"train/{name}" for name in ("grad_norm", "samples_per_sec", "data_wait", "memory_gib", "amp_scale"))
+# what every run logs besides its losses, as `train/<name>`
+SYSTEM_METRICS = ("grad_norm", "samples_per_sec", "data_wait", "memory_gib", "amp_scale")
+_NO_LOSSES = tuple(f"train/{name}" for name in SYSTEM_METRICS)
 Points = list[tuple[float, float]]
 
 

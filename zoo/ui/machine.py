@@ -13,8 +13,6 @@ import psutil
 from zoo.common.environment import available_cores, total_memory_bytes
 
 CARDS = Path("/sys/class/drm")  # of the amdgpu driver
-
-
 GIB = 2**30
 
 

@@ -14,12 +14,7 @@ from zoo.ui.tabs.train import TrainTab
 from zoo.ui.tabs.watch import WatchTab
 
 STATIC = Path(__file__).parent / "static"
-TABS = {
-    "train": ("Train", TrainTab),
-    "watch": ("Watch", WatchTab),
-    "runs": ("Runs", RunsTab),
-    "predict": ("Predict", PredictTab),
-}
+TABS = {"train": TrainTab, "watch": WatchTab, "runs": RunsTab, "predict": PredictTab}
 
 
 def build_page(app: AppState, tab: str, run: str) -> None:
@@ -35,11 +30,11 @@ def build_page(app: AppState, tab: str, run: str) -> None:
         load = ui.label().classes("zoo-small zoo-load")
     first = tab if tab in TABS else "watch" if active or run else "train"
     with ui.tabs().props('inline-label no-caps align=left aria-label="Sections"') as page.tabs:
-        for name, (label, _) in TABS.items():
-            ui.tab(name, label)
+        for name in TABS:
+            ui.tab(name, name.capitalize())
     page.tabs.set_value(first)
     with ui.element().classes("zoo-main"), ui.tab_panels(page.tabs, value=first, animated=False):
-        for name, (_, build) in TABS.items():
+        for name, build in TABS.items():
             with ui.tab_panel(name):
                 build(page)
 

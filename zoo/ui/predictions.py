@@ -18,7 +18,6 @@ from zoo.ui.folders import Folders
 from zoo.ui.processes.model_process import ModelProcess
 
 MAX_JOBS = 20  # whose results stay
-ACTIVE_STATES = ("waiting", "computing")
 log = logging.getLogger(__name__)
 
 
@@ -41,7 +40,7 @@ class PredictionJob:
     @property
     def is_active(self) -> bool:
         """Whether it waits or computes."""
-        return self.state in ACTIVE_STATES
+        return self.state in ("waiting", "computing")
 
     def report(self, fraction: float, text: str) -> None:
         """Note the progress."""

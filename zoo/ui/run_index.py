@@ -7,7 +7,6 @@ import os
 import stat
 import threading
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -67,23 +66,20 @@ class RunIndex:
     def scan(self) -> None:
         """Read what has changed in the folders of the runs; one thread at a time."""
         with self._lock:
-            self._scan(list(self.queue.waiting), list(self.queue.launch_errors))
-
-    def _scan(self, waiting: Sequence[str], unstarted: Sequence[str]) -> None:
-        root = self.folders.runs
-        folders = {*find_runs(root), *(path.parent for path in find_records(root))}
-        names = {folder.relative_to(root).as_posix() for folder in folders} - {"."}
-        names = {name for name in names if name.isprintable()}  # a page cannot show other bytes
-        cache = {name: self._read(name) for name in {*names, *waiting, *unstarted}}
-        self._cache = {name: cached for name, cached in cache.items() if cached is not None}
-        rows = []
-        for name, cached in self._cache.items():
-            position = waiting.index(name) + 1 if name in waiting else None
-            state = "queued" if position else find_state(cached.row.info, cached.record)
-            state = "failed" if name in unstarted else state
-            rows.append(replace(cached.row, state=state, position=position))
-        rows.sort(key=lambda row: (row.state not in ACTIVE_STATES, -row.info.changed, row.name))
-        self.rows = {row.name: row for row in rows}
+            root, waiting, unstarted = self.folders.runs, list(self.queue.waiting), list(self.queue.launch_errors)
+            folders = {*find_runs(root), *(path.parent for path in find_records(root))}
+            names = {folder.relative_to(root).as_posix() for folder in folders} - {"."}
+            names = {name for name in names if name.isprintable()}  # a page cannot show other bytes
+            cache = {name: self._read(name) for name in {*names, *waiting, *unstarted}}
+            self._cache = {name: cached for name, cached in cache.items() if cached is not None}
+            rows = []
+            for name, cached in self._cache.items():
+                position = waiting.index(name) + 1 if name in waiting else None
+                state = "queued" if position else find_state(cached.row.info, cached.record)
+                state = "failed" if name in unstarted else state
+                rows.append(replace(cached.row, state=state, position=position))
+            rows.sort(key=lambda row: (row.state not in ACTIVE_STATES, -row.info.changed, row.name))
+            self.rows = {row.name: row for row in rows}
 
     def _read(self, name: str) -> _CachedRun | None:
         folder, before = self.folders.runs / name, self._cache.get(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
-from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
@@ -58,20 +57,17 @@ class AccessGate:
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
-        headers, send = Headers(scope=scope), add_security_headers(send)
+        connection, send = HTTPConnection(scope), add_security_headers(send)
+        brings_token = self.token.matches(connection.query_params.get("token", ""))
         response: PlainTextResponse | RedirectResponse | None = None
-        if not is_same_origin(scope, headers):
+        if not is_same_origin(scope, connection.headers):
             response = PlainTextResponse("Requests come from this page alone.", 403)
-        elif scope["type"] == "http" and scope["method"] == "GET" and scope["path"] == "/" and self._has_token(scope):
+        elif scope["type"] == "http" and scope["method"] == "GET" and scope["path"] == "/" and brings_token:
             response = RedirectResponse("/", 303)
             response.set_cookie(self.token.cookie, self.token.value, httponly=True, samesite="strict")
-        elif not self.token.matches(HTTPConnection(scope).cookies.get(self.token.cookie, "")):
+        elif not self.token.matches(connection.cookies.get(self.token.cookie, "")):
             response = PlainTextResponse("Open the address that `zoo ui` printed: it holds the token.", 401)
         await (response or self.app)(scope, receive, send)
-
-    def _has_token(self, scope: Scope) -> bool:
-        query = parse_qs(scope["query_string"].decode("latin-1"))
-        return self.token.matches(query.get("token", [""])[-1])
 
 
 def is_same_origin(scope: Scope, headers: Headers) -> bool:
@@ -87,8 +83,7 @@ def add_security_headers(send: Send) -> Send:
 
     async def send_with_headers(message: Message) -> None:
         if message["type"] in ("http.response.start", "websocket.http.response.start"):
-            headers = MutableHeaders(scope=message)
-            headers.update(HEADERS)
+            MutableHeaders(scope=message).update(HEADERS)
         await send(message)
 
     return send_with_headers

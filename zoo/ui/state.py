@@ -107,5 +107,4 @@ async def notify_errors(work: Awaitable[Result]) -> Result | None:
 
 def notify_error(error: Exception) -> None:
     """Show an error on the page until it is closed."""
-    message = " ".join(str(error).split())
-    ui.notify(message, type="negative", multi_line=True, close_button="Close", timeout=0)
+    ui.notify(" ".join(str(error).split()), type="negative", multi_line=True, close_button="Close", timeout=0)

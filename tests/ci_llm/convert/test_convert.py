@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.ci_llm import crowd_parts
 from tests.ci_llm.convert.test_read import assert_same_weights
+from zoo.ci_llm import Agents, Backbone, ByteTokenizer, Crowd
 from zoo.ci_llm.convert import (
     convert,
     convert_config,
@@ -22,10 +23,7 @@ from zoo.ci_llm.convert import (
 from zoo.ci_llm.convert.checkpoints import adapters_of
 from zoo.ci_llm.convert.read import META, read_original, read_peft
 from zoo.ci_llm.convert.write import write_original
-from zoo.ci_llm.data.tokenizers import ByteTokenizer
-from zoo.ci_llm.nets.agents import Agents
-from zoo.ci_llm.nets.backbone import Backbone, positions
-from zoo.ci_llm.nets.crowd import Crowd
+from zoo.ci_llm.nets.backbone import positions
 from zoo.runs.load import load
 
 CONFIG = {

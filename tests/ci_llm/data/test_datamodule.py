@@ -10,10 +10,8 @@ import pytest
 import torch
 
 from tests.ci_llm.task_parts import padding_share
-from zoo.ci_llm.data.arithmetic import Arithmetic
-from zoo.ci_llm.data.datamodule import TextData
+from zoo.ci_llm import Arithmetic, BpeTokenizer, ByteTokenizer, TextData
 from zoo.ci_llm.data.text_files import TextFormat, read_examples, split_files, text_fields
-from zoo.ci_llm.data.tokenizers import BpeTokenizer, ByteTokenizer
 from zoo.ci_llm.data.tokens import tokenise_files
 
 BYTES = ByteTokenizer()

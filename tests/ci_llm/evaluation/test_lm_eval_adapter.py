@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from tests.ci_llm.crowd_parts import CONFIGS, crowd
-from zoo.ci_llm.aggregation import BayesianAverage, Dirichlet, Geometric, Mean
-from zoo.ci_llm.data.tokenizers import ByteTokenizer
+from zoo.ci_llm import BayesianAverage, ByteTokenizer, Dirichlet, Geometric, Mean
 from zoo.ci_llm.inference.generate import generate_texts
 
 TOKENIZER = ByteTokenizer()

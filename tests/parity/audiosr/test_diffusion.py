@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -8,12 +6,11 @@ import pytest
 import torch
 
 from tests.numeric import assert_agrees
+from zoo.audiosr import DDIM, CosineDiffusion, MelFeatures, UNet
 from zoo.audiosr.data.cutoff import share_cutoff, spectrum
 from zoo.audiosr.data.simulate import FILTER_TYPES, lowpass
-from zoo.audiosr.diffusion import CosineDiffusion
-from zoo.audiosr.nets.features import MelFeatures
-from zoo.audiosr.nets.unet import UNet
-from zoo.audiosr.samplers import DDIM, time_grid
+from zoo.audiosr.nets.denoiser import concat
+from zoo.audiosr.samplers import time_grid
 from zoo.blocks.image import classifier_free_guidance
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.hifigan.nets.generator import Generator
@@ -58,6 +55,13 @@ def unet(folder: Path) -> UNet:
         {key: value.float() for key, value in load_foreign_checkpoint(folder / "common" / "audiosr_unet.pt").items()}
     )
     return net
+
+
+@torch.no_grad()
+def test_audiosrs_own_unet(folder, unet):
+    golden = arrays(folder / "common" / "audiosr_unet_ddim.npz")
+    x = concat(golden["x_T"], golden["cond"] * golden["scale_factor"].float())
+    assert_agrees(lambda net, x: net(x, golden["unet_t"]), unet, x, recorded=golden["unet_out"], **STATED)
 
 
 @pytest.mark.parametrize(

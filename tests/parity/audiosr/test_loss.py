@@ -10,12 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.numeric import assert_agrees
-from zoo.audiosr.diffusion import CosineDiffusion
-from zoo.audiosr.losses import Latent, Objective
-from zoo.audiosr.nets.denoiser import Denoiser, GlobalEncoder
-from zoo.audiosr.nets.features import MelFeatures
-from zoo.audiosr.nets.frozen import FrozenAutoencoder
-from zoo.audiosr.nets.unet import UNet
+from zoo.audiosr import CosineDiffusion, Denoiser, FrozenAutoencoder, GlobalEncoder, Latent, MelFeatures, UNet
+from zoo.audiosr.losses import Objective
 from zoo.common.safe_load import load_foreign_checkpoint
 
 pytestmark = pytest.mark.shared

@@ -1,7 +1,5 @@
 """Loss monitor, schedule and average of ProjectLily's trainers: their recorded decisions, number for number."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Discriminators and three training steps against the original, from weights computed by the goldens' formula."""
 
-from __future__ import annotations
-
 import json
 import math
 import zlib

@@ -169,11 +169,6 @@ def crossfade(old: np.ndarray, new: np.ndarray) -> np.ndarray:
     return new + (old - new) * weights
 
 
-def match_array_length(audio: np.ndarray, samples: int) -> np.ndarray:
-    """Give a signal (T,) an exact length: what is too much is cut, what is missing is zero."""
-    return np.pad(audio[:samples], (0, max(samples - len(audio), 0)))
-
-
 def match_length(blocks: Iterable[np.ndarray], samples: int) -> Iterator[np.ndarray]:
     """Give a stream of pieces (..., n) an exact length: what is too much is cut, what is missing is zero."""
     rest = samples

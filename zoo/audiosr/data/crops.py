@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from zoo.audio.corpora.corpus import PEAK
-from zoo.audio.io.chunking import match_array_length
 from zoo.audio.io.files import AudioFileError
+from zoo.audio.io.resample import match_array_length
 from zoo.audiosr.data.cutoff import estimate_cutoff
 from zoo.audiosr.data.simulate import Simulation
 from zoo.audiosr.data.sources import Recordings

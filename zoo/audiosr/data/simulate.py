@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 import scipy
 
-from zoo.audio.io.chunking import match_array_length
+from zoo.audio.io.resample import match_array_length
 from zoo.common.checks import check_at_least, check_one_of, check_within
 
 FilterType = Literal["butter", "cheby1", "ellip", "bessel"]

@@ -8,7 +8,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ def last_error(output: str) -> str:
 
 
 class JsonProcess:
-    """A module of Python as a process that reads and writes JSON lines and ends with this one.
+    """A module of Python as a process that reads and writes JSON lines, inside `exchange`, and ends with this one.
 
     Args:
         log: file for what the process prints besides.
@@ -76,12 +77,23 @@ class JsonProcess:
         self._program = [sys.executable, "-m", module, *arguments]
         self._environment = environment
         self._log = log
+        self._lock = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
 
     @property
     def pid(self) -> int | None:
         """Number of the process while it runs."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    @asynccontextmanager
+    async def exchange(self) -> AsyncIterator[None]:
+        """Keep other callers out until all replies are read; the process is killed when the caller is cancelled."""
+        async with self._lock:
+            try:
+                yield
+            except asyncio.CancelledError:  # the reply would be taken for that of the next request
+                await self.close()
+                raise
 
     async def start(self) -> None:
         """Start the process unless it runs."""
@@ -101,18 +113,18 @@ class JsonProcess:
             await self._process.stdin.drain()
 
     async def receive(self) -> dict[str, Any]:
-        """Return the next line; ChildProcessError with the reason when the process has ended."""
+        """Return the next line; ValueError with its error, ChildProcessError with the reason why the process ended."""
         assert self._process is not None and self._process.stdout is not None
         line = await self._process.stdout.readline()
-        if line:
-            message: dict[str, Any] = json.loads(line)
-            return message
-        raise ChildProcessError(self._exit_reason(await self._process.wait()))
-
-    def _exit_reason(self, code: int) -> str:
-        if code == -signal.SIGKILL:
-            return "the process was killed; perhaps the machine has too little memory"
-        return f"the process ended with code {code}: {last_error(tail_lines(self._log, 5))}"
+        if not line:
+            code = await self._process.wait()
+            if code == -signal.SIGKILL:
+                raise ChildProcessError("the process was killed; perhaps the machine has too little memory")
+            raise ChildProcessError(f"the process ended with code {code}: {last_error(tail_lines(self._log, 5))}")
+        message: dict[str, Any] = json.loads(line)
+        if "error" in message:
+            raise ValueError(message["error"])
+        return message
 
     async def close(self) -> None:
         """Kill the process."""
@@ -137,24 +149,16 @@ class ConfigParser:
 
     def __init__(self, environment: dict[str, str], temp: Path, worker: str = PARSER) -> None:
         self._process = JsonProcess(worker, allowed_packages(), environment, temp / "config_parser.log")
-        self._lock = asyncio.Lock()
 
     async def parse(self, files: Sequence[Path], changes: Mapping[str, Any]) -> ParsedConfig:
         """Parse the command line `zoo fit` with these files; ValueError with its message, which names the key."""
-        async with self._lock:
-            try:
-                await self._process.send({"files": [str(file) for file in files], "changes": dict(changes)})
-                reply = await self._process.receive()
-            except asyncio.CancelledError:  # the reply would be taken for that of the next request
-                await self._process.close()
-                raise
-        if "error" in reply:
-            raise ValueError(reply["error"])
-        return ParsedConfig(**reply)
+        async with self._process.exchange():
+            await self._process.send({"files": [str(file) for file in files], "changes": dict(changes)})
+            return ParsedConfig(**await self._process.receive())
 
     async def start(self) -> None:
         """Start the process before it is needed."""
-        async with self._lock:
+        async with self._process.exchange():
             await self._process.start()
 
     async def close(self) -> None:

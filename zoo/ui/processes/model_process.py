@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,12 @@ class ModelProcess:
 
     def __init__(self, environment: dict[str, str], temp: Path, worker: str = WORKER) -> None:
         self._process = JsonProcess(worker, (), environment, temp / "model.log")
-        self._lock = asyncio.Lock()
         self._source: Source | None = None
         self._fields: tuple[InputField, ...] = ()
 
     async def load(self, path: Path, device: str) -> tuple[InputField, ...]:
         """Load a run folder or a checkpoint, unless it is loaded; returns its fields, ValueError when that fails."""
-        async with self._lock:
+        async with self._process.exchange():
             return await self._load(path, device)
 
     async def predict(
@@ -36,14 +34,14 @@ class ModelProcess:
     ) -> tuple[list[Output], float]:
         """Compute a form; returns the outputs, whose files are in `folder`, and the seconds that they took.
 
-        A caller that is cancelled ends the process. ValueError when the model cannot be loaded, refuses the values, or
-        its process ended.
+        A caller that is cancelled ends the process. ValueError when the model cannot be loaded or refuses the values,
+        ChildProcessError when its process ended.
         """
-        async with self._lock:
+        async with self._process.exchange():
             await self._load(path, device)
             report(0.0, "computing")
             await self._process.send({"values": dict(values), "folder": str(folder)})
-            while "progress" in (reply := await self._receive()):
+            while "progress" in (reply := await self._process.receive()):
                 report(reply["progress"], reply["text"])
             return [Output(**output) for output in reply["outputs"]], reply["seconds"]
 
@@ -61,21 +59,7 @@ class ModelProcess:
             await self.close()
             packages = list(allowed_packages())
             await self._process.send({"path": str(path), "device": device, "allow_import": packages})
-            reply = await self._receive()
+            reply = await self._process.receive()
             self._fields = tuple(InputField(**entry) for entry in reply["fields"])
             self._source = source  # not after an error: the next call starts a new process
         return self._fields
-
-    async def _receive(self) -> dict[str, Any]:
-        """Return the next reply; ValueError with its error, or with the reason why the process ended."""
-        try:
-            reply = await self._process.receive()
-        except asyncio.CancelledError:
-            await self.close()
-            raise
-        except ChildProcessError as error:
-            await self.close()
-            raise ValueError(str(error)) from error
-        if "error" in reply:
-            raise ValueError(reply["error"])
-        return reply

@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 
 from nicegui import ui
 
-from zoo.runs.run_info import is_learning_rate, select_loss_metrics
+from zoo.runs.run_info import SYSTEM_METRICS, is_learning_rate, select_loss_metrics
 from zoo.ui.metrics import Curve, Curves
 from zoo.ui.tabs.widgets import Heading
 
 COLORS = ("#0f766e", "#c2410c", "#3b5bdb", "#a61e4d", "#5c7c00", "#862e9c", "#0b7285", "#7a4a2b")
 MAX_DOTS = 40  # points of a curve that are drawn as dots, too
-_SYSTEM = ("grad_norm", "samples_per_sec", "data_wait", "memory_gib", "amp_scale")
 _STAGES = {"train": "Training", "val": "Validation", "test": "Test"}
 RunCurves = Mapping[str, Curves]  # by a short name, "" for a single run
 
@@ -66,7 +65,7 @@ def _without_stage(key: str) -> str:
 
 def _group_title(panel: Panel) -> str:
     stage, _, tail = panel.metrics[0].partition("/")
-    if tail.startswith(_SYSTEM):
+    if tail.startswith(SYSTEM_METRICS):
         return "System"
     prefix = tail.rpartition("/")[0]
     name = "Training and validation" if len(panel.metrics) > 1 else _STAGES.get(stage, stage)

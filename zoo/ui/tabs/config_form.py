@@ -180,19 +180,17 @@ class ConfigForm:
         self._searching = False
         self._groups = {group: ui.expansion(group, value=group == GROUPS[0]) for group in GROUPS}
         with ui.expansion("Every key", on_value_change=self._refresh_keys) as self.all_keys:
-            self._add_every_key()
+            self.key = ui.select(
+                {}, label="Search keys and values", with_input=True, new_value_mode="add-unique",
+                on_change=self._open_key,
+            )  # fmt: skip
+            self.key.props('outlined dense hint="or key=value and Enter, such as model.loss_weights.g/mel=30"')
+            self.key.classes("zoo-wide").without_auto_validation()
+            self.key.on("focus", lambda: self._search(True)).on("blur", lambda: self._search(False))
+            self.pane = ui.element().classes("train-pane")
         for expansion in (*self._groups.values(), self.all_keys):
             expansion.classes("train-group")
         self.refresh()
-
-    def _add_every_key(self) -> None:
-        self.key = ui.select(
-            {}, label="Search keys and values", with_input=True, new_value_mode="add-unique", on_change=self._open_key
-        )
-        self.key.props('outlined dense hint="or key=value and Enter, such as model.loss_weights.g/mel=30"')
-        self.key.classes("zoo-wide").without_auto_validation()
-        self.key.on("focus", lambda: self._search(True)).on("blur", lambda: self._search(False))
-        self.pane = ui.element().classes("train-pane")
 
     def describe(self, key: str) -> dict[str, Any]:
         """Return the description of a key's argument."""

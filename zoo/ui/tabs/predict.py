@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -94,31 +93,29 @@ class PredictTab:
 
     async def _load(self) -> None:
         """Load what is chosen, and make its form."""
-        source = self._chosen
+        run, checkpoint, _ = source = self._chosen
         self.open.disable()
-        self.status.show("busy", f"Loading {source[0]} ...")
+        self.status.show("busy", f"Loading {run} ...")
         fields = await notify_errors(self._load_fields(source))
         if self.left.is_deleted or source != self._chosen:
             return
         self.open.enable()
         if fields is None:
-            self.status.show("bad", f"{source[0]} is not open.")
+            self.status.show("bad", f"{run} is not open.")
             return
         self.left.clear()
         with self.left:
-            self._add_form(fields, self.app.folders.checkpoint(*source[:2]))
-        self.status.show("good", f"{source[0]} is ready.")
+            self.form = PredictForm(fields, self.app.folders, self.page.uploads)
+            ui.button("Predict", on_click=self._submit).props("no-caps unelevated").classes("zoo-go")
+            if any(field.name == "input" for field in fields):
+                path = self.app.folders.relative(self.app.folders.checkpoint(run, checkpoint))
+                command = f"zoo predict --ckpt_path {path} --input FOLDER --output OUTPUT"
+                ui.label(f"All files of a folder: {command}").classes("zoo-small zoo-path")
+        self.status.show("good", f"{run} is ready.")
 
     async def _load_fields(self, source: Source) -> tuple[InputField, ...]:
         run, checkpoint, device = source
         return await self.app.predictions.model.load(self.app.folders.checkpoint(run, checkpoint), device)
-
-    def _add_form(self, fields: tuple[InputField, ...], path: Path) -> None:
-        self.form = PredictForm(fields, self.app.folders, self.page.uploads)
-        ui.button("Predict", on_click=self._submit).props("no-caps unelevated").classes("zoo-go")
-        if any(field.name == "input" for field in fields):
-            command = f"zoo predict --ckpt_path {self.app.folders.relative(path)} --input FOLDER --output OUTPUT"
-            ui.label(f"All files of a folder: {command}").classes("zoo-small zoo-path")
 
     async def _submit(self) -> None:
         """Submit the form, a job for each of several files."""

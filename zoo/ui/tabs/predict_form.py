@@ -109,7 +109,15 @@ class PredictForm:
             control = ui.checkbox(field.label, value=bool(field.default))
             ui.label(hint).classes("zoo-small")
         elif field.kind in ("choice", "choices"):
-            control = _add_choice(field)
+            several = field.kind == "choices"
+            control = ui.select(
+                list(field.allowed),
+                label=field.label,
+                value=list(field.default or ()) if several else field.default,
+                multiple=several,
+                with_input=len(field.allowed) > MANY_CHOICES,
+                clearable=several or field.optional,
+            ).props("use-chips" if several else "")
         elif field.kind == "text":
             control = ui.input(field.label, value=field.default or "").props("" if field.optional else "autogrow")
             if field.bounds[1] is not None:
@@ -119,18 +127,6 @@ class PredictForm:
             control.props["step"] = 1 if field.kind == "int" else "any"
         control.classes("zoo-control").props("outlined dense").props["hint"] = hint
         return control
-
-
-def _add_choice(field: InputField) -> ui.select:
-    several = field.kind == "choices"
-    return ui.select(
-        list(field.allowed),
-        label=field.label,
-        value=list(field.default or ()) if several else field.default,
-        multiple=several,
-        with_input=len(field.allowed) > MANY_CHOICES,
-        clearable=several or field.optional,
-    ).props("use-chips" if several else "")
 
 
 def _describe_range(field: InputField) -> str:
