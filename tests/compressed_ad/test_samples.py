@@ -9,28 +9,18 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.compressed_ad.parts import DIM, policy
 from tests.harness import REPOSITORY, fingerprint, forked, forked_ranks, good, newest
-from zoo.compressed_ad.data.datamodule import EvaluationOptions, HistoryData
+from zoo.compressed_ad import DistillationTask, Env, FieldDecoder, Forget, HistoryData, PolicyTask, QueryCompressor
+from zoo.compressed_ad.data.datamodule import EvaluationOptions
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
-from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom, DarkroomPermuted, Env
-from zoo.compressed_ad.nets.compression import FieldDecoder, Forget, QueryCompressor
-from zoo.compressed_ad.nets.embedding import FactoredEmbedding
-from zoo.compressed_ad.nets.policy import InContextPolicy
-from zoo.compressed_ad.nets.transformer import Transformer
-from zoo.compressed_ad.task import DistillationTask, PolicyTask
+from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom, DarkroomPermuted
 from zoo.training.callbacks.samples import Samples
 
-DIM = 16
 RECIPE = REPOSITORY / "configs" / "compressed_ad" / "smoke.yaml"
 FIT = ("fit", "--config", RECIPE, "--trainer.max_steps=12", "--trainer.val_check_interval=6")
 LEARNING, ATTENTION, RECONSTRUCTION = "val_learning.png", "val_attention.png", "val_reconstruction.png"
 EPISODES = "val_episodes.gif"
-
-
-def policy(env: Env, compressor: Any = None, decoder: Any = None) -> InContextPolicy:
-    torch.manual_seed(0)
-    transformer = Transformer(DIM, 1, 2, 10 if compressor else 24, dropout=0.0)
-    return InContextPolicy(FactoredEmbedding(DIM, env.grid_size), transformer, compressor, decoder=decoder)
 
 
 def fit(task: PolicyTask, folder: Path, callbacks: list[L.Callback], **data: Any) -> dict[int, list[str]]:
@@ -52,9 +42,8 @@ def fit(task: PolicyTask, folder: Path, callbacks: list[L.Callback], **data: Any
 
 
 def distillation(env: Env, recon_weight: float = 0.0, **parts: Any) -> DistillationTask:
-    return DistillationTask(
-        policy(env, **parts), env, partial(torch.optim.Adam, lr=1e-3), episodes=2, recon_weight=recon_weight
-    )
+    net = policy(grid=env.grid_size, window=10 if "compressor" in parts else 24, **parts)
+    return DistillationTask(net, env, partial(torch.optim.Adam, lr=1e-3), episodes=2, recon_weight=recon_weight)
 
 
 @pytest.mark.parametrize(

@@ -6,19 +6,12 @@ from torch import nn
 
 from tests.flow.conditions import digits, net, prepared, text
 from zoo.blocks.autoencoder import sample_posterior
-from zoo.flow.data.datamodule import ImageData
+from zoo.flow import ConditionalOT, DiT, FlowTask, ImageData, Inpainting, LatentData, Sampler, Solver, UniformTimes
 from zoo.flow.data.items import Items
-from zoo.flow.data.latents import LatentData, write_shards
-from zoo.flow.inference.sampler import Sampler
+from zoo.flow.data.latents import write_shards
 from zoo.flow.nets.autoencoder import FrozenAutoencoder
-from zoo.flow.nets.dit import DiT
 from zoo.flow.nets.latent_space import ImageAutoencoder, LatentSpace
-from zoo.flow.process.image_conditions import Inpainting
-from zoo.flow.process.paths import ConditionalOT
 from zoo.flow.process.sampling import noise
-from zoo.flow.process.solvers import Solver
-from zoo.flow.process.time_samplers import UniformTimes
-from zoo.flow.task import FlowTask
 from zoo.training.array_files import array_paths
 from zoo.training.resume import item_seed
 

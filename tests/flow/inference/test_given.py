@@ -9,18 +9,13 @@ import torch
 from PIL import Image
 
 from tests.flow.conditions import digits, net, prepared, text
+from zoo.flow import FlowTask, Guidance, Inpainting, NestedGuidance, Sampler, Solver, SuperResolution, UniformTimes
 from zoo.flow.inference.generate import generate
 from zoo.flow.inference.pairs import make_pairs
 from zoo.flow.inference.request_files import read_conditions
 from zoo.flow.inference.requests import GenerationRequest
-from zoo.flow.inference.sampler import Sampler
 from zoo.flow.process.conditions import GenerationConditions
-from zoo.flow.process.guidance import Guidance, NestedGuidance
-from zoo.flow.process.image_conditions import Inpainting, SuperResolution
 from zoo.flow.process.paths import ConditionalOT
-from zoo.flow.process.solvers import Solver
-from zoo.flow.process.time_samplers import UniformTimes
-from zoo.flow.task import FlowTask
 
 IMAGES = np.arange(2 * 64, dtype=np.uint8).reshape(2, 8, 8, 1)
 

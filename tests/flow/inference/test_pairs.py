@@ -6,18 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from zoo.flow import ConditionalOT, DiT, FrozenAutoencoder, Guidance, LatentSpace, Sampler, Solver, ToyNet, VelocityNet
 from zoo.flow.data.pair_data import PairData, read_metadata, row_type
 from zoo.flow.inference.pairs import make_pairs
 from zoo.flow.inference.requests import GenerationRequest
-from zoo.flow.inference.sampler import Sampler
-from zoo.flow.nets.autoencoder import FrozenAutoencoder
-from zoo.flow.nets.dit import DiT
-from zoo.flow.nets.latent_space import LatentSpace
-from zoo.flow.nets.mlp import ToyNet
-from zoo.flow.nets.velocity import VelocityNet
-from zoo.flow.process.guidance import Guidance
-from zoo.flow.process.paths import ConditionalOT
-from zoo.flow.process.solvers import Solver
 
 
 class Whirl(VelocityNet):
