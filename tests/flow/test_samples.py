@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.training.callbacks.parts import make_trainer
 from zoo.flow import FlowTask, Guidance, ImageData, PairData, PointData, Solver, ToyNet, UNet, UniformTimes, rendering
 from zoo.flow.inference.pairs import make_pairs
 from zoo.flow.inference.requests import GenerationRequest
@@ -38,11 +39,9 @@ def digits(**options: Any) -> ImageData:
 
 def fit(task: L.LightningModule, data: Any, folder: Path, steps: int = 2, **samples: Any) -> list[list[str]]:
     """Train and validate after each step; returns the names in media/ of each step."""
-    trainer = L.Trainer(
-        accelerator="cpu", devices=1, default_root_dir=folder, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, max_steps=steps, val_check_interval=1,
-        check_val_every_n_epoch=None, num_sanity_val_steps=0, use_distributed_sampler=False,
-        callbacks=[RNGState(), Samples(**{"every_n_validations": 1, **samples})],
+    trainer = make_trainer(
+        RNGState(), Samples(**{"every_n_validations": 1, **samples}), default_root_dir=folder, max_steps=steps,
+        val_check_interval=1, check_val_every_n_epoch=None, num_sanity_val_steps=0, use_distributed_sampler=False,
     )  # fmt: skip
     trainer.fit(task, data)
     return [sorted(file.name for file in step.iterdir()) for step in sorted((folder / "media").glob("*"))]

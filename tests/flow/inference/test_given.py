@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.flow.conditions import digits, net, prepared, text
+from tests.flow.conditions import digits, net, prepared, quiet_task, text
 from zoo.flow import FlowTask, Guidance, Inpainting, NestedGuidance, Sampler, Solver, SuperResolution, UniformTimes
 from zoo.flow.inference.generate import generate
 from zoo.flow.inference.pairs import make_pairs
@@ -120,11 +120,7 @@ def test_the_page_requests_for_them(model: Sampler, tmp_path: Path) -> None:
 
 def task(**arguments: object) -> FlowTask:
     parts = {"text": text(), "image_condition": Inpainting(), "label_drop": 0.0, **arguments}
-    made = FlowTask(
-        net(condition_channels=2), ConditionalOT(0.0), UniformTimes(), lambda p: torch.optim.SGD(p, 0.1), **parts
-    )
-    made.log_terms = lambda *args, **kwargs: None
-    return made.eval()
+    return quiet_task(net(condition_channels=2), **parts).eval()
 
 
 def test_training_drops_each_kind_and_evaluation_none(tmp_path: Path) -> None:
