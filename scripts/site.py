@@ -33,6 +33,7 @@ _ANIMATION = re.compile(r'<img ([^>]*)src="([^"]+)\.gif"([^>]*)>')
 # functions of `import zoo`
 CALLED = {
     "zoo.load": "zoo.runs.load:load",
+    "zoo.load_net": "zoo.runs.load:load_net",
     "zoo.build": "zoo.cli.build_run:build",
     "zoo.register": "zoo.common.registry:register",
 }

@@ -1,7 +1,5 @@
 """Running the command line in other processes, and comparing what runs leave behind."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json
@@ -104,6 +102,19 @@ def record(run: Path) -> list[dict[str, str]]:
     """All rows of metrics.csv as text, without what a clock measured."""
     with (run / "metrics.csv").open(newline="") as file:
         return [{key: text for key, text in row.items() if key not in MEASURED} for row in csv.DictReader(file)]
+
+
+def assert_equal_runs(run: Path, reference: Path) -> None:
+    """The newest checkpoints of two runs and all that they logged are the same."""
+    assert fingerprint(newest(run)) == fingerprint(newest(reference))
+    assert record(run) == record(reference)
+
+
+def error_line(result: subprocess.CompletedProcess[str]) -> str:
+    """The one error that a command reported, without a traceback."""
+    assert "Traceback" not in result.stderr
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("zoo: error: ")]
+    return line
 
 
 def bests(run: Path) -> dict[str, dict[str, str]]:

@@ -1,7 +1,5 @@
 """What W&B and TensorBoard have on disk."""
 
-from __future__ import annotations
-
 import json
 import struct
 import time

@@ -6,8 +6,6 @@ recorded within the recording's rounding; then it is evaluated in float64 again 
 random (every operation's operands or result moved by one unit in the last place), which tells how sensitive it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any

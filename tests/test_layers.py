@@ -30,7 +30,7 @@ LAYERS = {
     "serve": ("common", "runs"),
     "cli": ("common", "runs", "convert", "training", "ui"),
     "tuning": ("common", "runs", "training", "cli"),
-    "__init__": ("cli", "common", "runs"),  # zoo.build, zoo.register and zoo.load, when they are used
+    "__init__": ("cli", "common", "runs"),  # the functions of `zoo`, when they are used
     "__main__": ("cli",),
 }
 # The modules of a system by height. A module imports those below it and those of its height.

@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zoo.cli.build_run import build
     from zoo.common.registry import register
-    from zoo.runs.load import load
+    from zoo.runs.load import load, load_net
 
 __version__ = "0.2.0"
-__all__ = ["__version__", "build", "load", "register"]
-_MODULES = {"build": "zoo.cli.build_run", "load": "zoo.runs.load", "register": "zoo.common.registry"}
+__all__ = ["__version__", "build", "load", "load_net", "register"]
+_MODULES = {
+    "build": "zoo.cli.build_run",
+    "load": "zoo.runs.load",
+    "load_net": "zoo.runs.load",
+    "register": "zoo.common.registry",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,5 @@
 """What every system that takes audio does with arrays of other shapes and types, and with a single sample."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

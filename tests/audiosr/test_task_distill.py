@@ -149,7 +149,7 @@ def test_resume_goes_on_bit_for_bit(tmp_path: Path) -> None:
 def test_copy_of_a_teacher_knows_the_autoencoder(tmp_path: Path) -> None:
     made, autoencoder = teacher(), FrozenAutoencoder(config=AUTOENCODER)
     record = {"source": None, "folder": None, "revision": None, "sha256": autoencoder.fingerprint()}
-    made.records = {"autoencoder": record}
+    made.description = made.description._replace(records={"autoencoder": record})
     made.save_source(tmp_path)
     copied = FrozenDenoiser(str(tmp_path))
     assert copied.fingerprint() == made.fingerprint()

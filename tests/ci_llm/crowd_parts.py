@@ -1,14 +1,10 @@
 """Tiny crowds for the tests: random backbones, agents that differ, a batch padded on both sides."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 
-from zoo.ci_llm.nets.agents import Agents
-from zoo.ci_llm.nets.backbone import Backbone
-from zoo.ci_llm.nets.crowd import Crowd
+from zoo.ci_llm import Agents, Backbone, Crowd
 
 _COMMON = {"num_hidden_layers": 2, "vocab_size": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _LLAMA_LIKE = {
@@ -46,6 +42,12 @@ def crowd(
         agents = {"targets": GPT2_LAYERS, **agents}
     settings = {"rank": 4, "alpha": 8, "init": "normal", "std": 0.1, "dropout": 0.0, **agents}
     return Crowd(base, Agents(count, **settings), mode, chunk)
+
+
+def byte_crowd(count: int = 2, context: int = 64) -> Crowd:
+    """A crowd on bytes, which can read and write texts of up to `context` tokens."""
+    config = {**CONFIGS["llama"], "vocab_size": 259, "max_position_embeddings": context}
+    return crowd(count=count, backbone={"config": config})
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

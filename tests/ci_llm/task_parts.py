@@ -1,7 +1,5 @@
 """Tasks and trainers for the tests of training."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,14 +9,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from tests.ci_llm import crowd_parts
-from zoo.ci_llm.data.tokenizers import ByteTokenizer, Tokenizer
-from zoo.ci_llm.nets.backbone import LearningBackbone
-from zoo.ci_llm.pretrain_task import PretrainTask
-from zoo.ci_llm.task import CrowdTask
+from zoo.ci_llm import ByteTokenizer, CrowdTask, LearningBackbone, PretrainTask, Tokenizer
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 COUNTS = (5, 2, 1, 4)  # labelled tokens of the texts
-BYTES = {"model_type": "llama", **crowd_parts.CONFIGS["llama"], "vocab_size": 259}
+BYTES = {**crowd_parts.CONFIGS["llama"], "vocab_size": 259}
 
 
 class Forty(Tokenizer):
@@ -50,9 +45,11 @@ def task(crowd: Any = None, **arguments: Any) -> CrowdTask:
 
 
 def byte_task(count: int = 2, **arguments: Any) -> CrowdTask:
-    """A task on bytes, whose crowd can read and write texts."""
-    crowd = crowd_parts.crowd(count=count, backbone={"config": {**BYTES, "max_position_embeddings": 64}})
-    return task(crowd, tokenizer=ByteTokenizer(), **{"template": "{prompt}", "max_new_tokens": 8, **arguments})
+    return task(
+        crowd_parts.byte_crowd(count),
+        tokenizer=ByteTokenizer(),
+        **{"template": "{prompt}", "max_new_tokens": 8, **arguments},
+    )
 
 
 def pretrain_task(tied: bool = False, **arguments: Any) -> PretrainTask:

@@ -5,18 +5,8 @@ import math
 import pytest
 import torch
 
-from zoo.ci_llm.aggregation import (
-    BayesianAverage,
-    Dirichlet,
-    FittedMixture,
-    Geometric,
-    Mean,
-    Vote,
-    aggregate,
-    fit_dirichlet,
-    sample_dirichlet,
-    uniform_log_weights,
-)
+from zoo.ci_llm import BayesianAverage, Dirichlet, FittedMixture, Geometric, Mean, Vote
+from zoo.ci_llm.aggregation import aggregate, fit_dirichlet, sample_dirichlet, uniform_log_weights
 from zoo.common.tensors import sample_uniforms
 
 

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from tests.ci_llm.task_parts import BYTES, loader, pretrain_task, texts, trainer
-from zoo.ci_llm.data.tokenizers import PretrainedTokenizer
+from zoo.ci_llm import Backbone, PretrainedTokenizer
 from zoo.ci_llm.losses.likelihood import losses
-from zoo.ci_llm.nets.backbone import Backbone
 from zoo.runs.export import write_export
 from zoo.runs.load import load
 

@@ -8,10 +8,8 @@ import torch
 
 from tests.ci_llm import crowd_parts
 from tests.ci_llm.task_parts import byte_task, loader, pretrain_task, rows, task, texts, trainer, weights
+from zoo.ci_llm import ByteTokenizer, Diversity, TextData
 from zoo.ci_llm.aggregation import aggregate, uniform_log_weights
-from zoo.ci_llm.data.datamodule import TextData
-from zoo.ci_llm.data.tokenizers import ByteTokenizer
-from zoo.ci_llm.losses.diversity import Diversity
 from zoo.ci_llm.losses.likelihood import losses
 from zoo.ci_llm.losses.objective import CrowdObjective
 from zoo.training.callbacks.checkpoint_contents import CheckpointContents

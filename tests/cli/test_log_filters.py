@@ -18,7 +18,7 @@ def record(text, name="lightning.pytorch.utilities.rank_zero", level=logging.INF
 
 @pytest.fixture(autouse=True)
 def first_process(monkeypatch):
-    for name in (*log_filters.RANK_VARIABLES, "ZOO_VERBOSITY"):
+    for name in ("RANK", "WORLD_SIZE", "ZOO_VERBOSITY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setitem(sys.modules, "lightning_utilities.core.rank_zero", None)
 
@@ -31,7 +31,8 @@ def test_unknown_messages_are_shown():
 
 
 def test_other_ranks_show_warnings_with_their_number(monkeypatch):
-    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     terminal = log_filters.TerminalHandler()
     assert not terminal.filter(record("anything", name="zoo"))
     warning = record("anything", name="zoo", level=logging.WARNING)

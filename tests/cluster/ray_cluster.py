@@ -1,7 +1,5 @@
 """A Ray cluster of node processes on this machine, with separate ports and a separate folder."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import random

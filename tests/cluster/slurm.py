@@ -1,7 +1,5 @@
 """A SLURM of two nodes on this machine: Debian's munged, slurmctld and two slurmd, on ports of their own."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

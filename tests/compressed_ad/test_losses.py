@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import torch
 
 from zoo.compressed_ad.losses import reconstruction_loss

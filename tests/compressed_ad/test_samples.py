@@ -1,7 +1,5 @@
 """What runs leave in media/: files of their kinds, also with one item or one task, and no trace in the weights."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tables of names, sizes and settings, and the engine over them, with a project made up for the purpose."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A `python` and a `zoo` for the blocks of the documents, forked from a process with all imports done."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -3,8 +3,6 @@
 `python -m tests.docs.session` prints the blocks of the page.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

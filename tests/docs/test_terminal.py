@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import re
 
 from tests.docs.session import COLUMNS, PAGE, STEPS, masked, screen

@@ -1,7 +1,5 @@
 """Audio files of every kind of damage, and sound files that only look odd."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from pathlib import Path

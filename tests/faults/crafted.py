@@ -1,7 +1,5 @@
 """Watch what a call of the zoo touches while it is given a crafted file."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

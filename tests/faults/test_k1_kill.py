@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import REPOSITORY, TOY_ARGS, TOY_RECIPE, fingerprint, forked, good, newest, record
+from tests.harness import REPOSITORY, TOY_ARGS, TOY_RECIPE, assert_equal_runs, fingerprint, forked, good, newest
 
 KILL = "--trainer.callbacks+=toy_wing.faults.KillAt"
 STEP = "--trainer.callbacks.step={}"
@@ -56,11 +56,6 @@ def killed_and_resumed(recipe: str, step: int, workers: int, folder: Path, *opti
     resumed = good(forked("fit", *arguments(recipe, workers), "--ckpt_path=last", root, cwd=folder))
     assert "resumed from" in resumed.stderr
     return run
-
-
-def assert_equal_runs(run: Path, reference: Path) -> None:
-    assert fingerprint(newest(run)) == fingerprint(newest(reference))
-    assert record(run) == record(reference)
 
 
 SLOW = [  # recipe, step, workers

@@ -8,17 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import (
-    TOY_FIT,
-    Forked,
-    bests,
-    callback,
-    fingerprint,
-    forked,
-    good,
-    newest,
-    record,
-)
+from tests.harness import TOY_FIT, Forked, assert_equal_runs, bests, callback, forked, good, newest, record
 from zoo.common.atomic_files import TEMPORARY_MARK
 from zoo.runs.checkpoints import is_valid_checkpoint, load_checkpoint
 
@@ -86,8 +76,7 @@ def kills_in_saves(folder: Path, tmpdir: str, kills: int, megabytes: int) -> Non
     good(forked(*options, "--ckpt_path=last", cwd=folder, TMPDIR=tmpdir))
     assert not list(run.glob(f"*{TEMPORARY_MARK}*"))
     good(forked(*options[:-1], f"--trainer.default_root_dir={folder / 'reference'}", cwd=folder))
-    assert fingerprint(newest(run)) == fingerprint(newest(folder / "reference"))
-    assert record(run) == record(folder / "reference")
+    assert_equal_runs(run, folder / "reference")
 
 
 def test_killed_in_saves(tmp_path: Path, elsewhere: str) -> None:
@@ -96,12 +85,7 @@ def test_killed_in_saves(tmp_path: Path, elsewhere: str) -> None:
 
 def test_killed_while_the_best_is_saved(tmp_path: Path) -> None:
     run, reference = tmp_path / "run", tmp_path / "reference"
-    options = [
-        *TOY_FIT,
-        "--trainer.max_steps=20",
-        "--checkpoints.every_n_steps=5",
-        f"--trainer.default_root_dir={run}",
-    ]
+    options = [*TOY_FIT, "--trainer.max_steps=20", f"--trainer.default_root_dir={run}"]
     killed = Forked(*options, *callback("Ballast", megabytes=40), cwd=tmp_path)
     kill_at(killed, run / f".best-step_*{TEMPORARY_MARK}*", 20 * 2**20)
     assert killed.wait().returncode == -9
@@ -118,9 +102,8 @@ def test_twenty_kills_in_saves_of_240_megabytes(tmp_path: Path, elsewhere: str) 
     kills_in_saves(tmp_path, elsewhere, kills=20, megabytes=240)
 
 
-def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path) -> None:
-    run, reference = tmp_path / "run", tmp_path / "reference"
-    good(forked(*TOY_FIT, f"--trainer.default_root_dir={reference}", cwd=tmp_path))
+def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(reference: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
     good(forked(*TOY_FIT, "--trainer.max_steps=20", f"--trainer.default_root_dir={run}", cwd=tmp_path))
     torn = run / "step_00000020.ckpt"
     data = bytearray(torn.read_bytes())
@@ -131,5 +114,4 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path) -
     resumed = good(forked(*TOY_FIT, "--ckpt_path=last", f"--trainer.default_root_dir={run}", cwd=tmp_path))
     assert f"corrupt checkpoint {torn}" in resumed.stderr
     assert "step_00000015.ckpt" in resumed.stderr
-    assert fingerprint(newest(run)) == fingerprint(newest(reference))
-    assert record(run) == record(reference)
+    assert_equal_runs(run, reference)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import SMOKE, TOY_ARGS, TOY_FIT, bests, callback, fingerprint, forked, good, newest, record
+from tests.faults.conftest import FIT_WITH_EMA
+from tests.harness import SMOKE, TOY_ARGS, bests, callback, fingerprint, forked, good, newest, record
 
-FIT = [*TOY_FIT, *callback("zoo.training.EMA", modules=["net"], decay=0.9)]
 HIFIGAN = [
     "fit", "--config", SMOKE, *TOY_ARGS, "--trainer.max_steps=60", "--trainer.limit_train_batches=20",
     "--checkpoints.every_n_steps=5", "--trainer.log_every_n_steps=1", "--data.init_args.corpus.embedded_utterances=26",
@@ -37,7 +37,7 @@ def saved_step(step: int, signum: int) -> int:
 
 
 def many_ends(folder: Path, ends: int, steps: int, kinds: list[tuple[str, int]], seed: int) -> None:
-    options = [*FIT, f"--trainer.max_steps={steps}"]
+    options = [*FIT_WITH_EMA, f"--trainer.max_steps={steps}"]
     reference, run = folder / "reference", folder / "run"
     good(forked(*options, f"--trainer.default_root_dir={reference}", cwd=folder))
     one = newest(reference).stat().st_size
@@ -69,7 +69,7 @@ def test_two_kills_in_a_row(tmp_path: Path) -> None:
     many_ends(tmp_path, ends=2, steps=60, kinds=[("train", KILL)], seed=2)
 
 
-@pytest.mark.parametrize("fit", [FIT, pytest.param(HIFIGAN, marks=pytest.mark.slow)], ids=["toy", "hifigan"])
+@pytest.mark.parametrize("fit", [FIT_WITH_EMA, pytest.param(HIFIGAN, marks=pytest.mark.slow)], ids=["toy", "hifigan"])
 def test_killed_in_validations(tmp_path: Path, fit: list[str]) -> None:
     reference, run = tmp_path / "reference", tmp_path / "run"
     good(forked(*fit, f"--trainer.default_root_dir={reference}", cwd=tmp_path))
@@ -90,14 +90,13 @@ def test_twenty_ends_of_every_kind(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("signum", [KILL, TERM])
-def test_ended_in_the_last_validation(tmp_path: Path, signum: int) -> None:
-    reference, run = tmp_path / "reference", tmp_path / "run"
-    good(forked(*FIT, f"--trainer.default_root_dir={reference}", cwd=tmp_path))
-    options = [*FIT, f"--trainer.default_root_dir={run}"]
+def test_ended_in_the_last_validation(reference_with_ema: Path, tmp_path: Path, signum: int) -> None:
+    run = tmp_path / "run"
+    options = [*FIT_WITH_EMA, f"--trainer.default_root_dir={run}"]
     ended = forked(*options, *callback("KillAt", step=60, where="validation", signum=signum), cwd=tmp_path)
     assert ended.returncode == (-KILL if signum == KILL else 143), ended.stderr[-3000:]
     good(forked(*options, "--ckpt_path=last", cwd=tmp_path))
-    assert_same(run, reference)
+    assert_same(run, reference_with_ema)
 
 
 @pytest.mark.parametrize(
@@ -109,10 +108,9 @@ def test_ended_in_the_last_validation(tmp_path: Path, signum: int) -> None:
     ],
     ids=" ".join,
 )
-def test_a_finished_run_goes_on_when_given_more_steps(tmp_path: Path, end: list[str]) -> None:
-    reference, run = tmp_path / "reference", tmp_path / "run"
-    good(forked(*FIT, f"--trainer.default_root_dir={reference}", cwd=tmp_path))
-    options = [*FIT, f"--trainer.default_root_dir={run}"]
+def test_a_finished_run_goes_on_when_given_more_steps(reference_with_ema: Path, tmp_path: Path, end: list[str]) -> None:
+    run = tmp_path / "run"
+    options = [*FIT_WITH_EMA, f"--trainer.default_root_dir={run}"]
     good(forked(*options, *end, cwd=tmp_path))
     good(forked(*options, "--ckpt_path=last", cwd=tmp_path))
-    assert_same(run, reference)
+    assert_same(run, reference_with_ema)

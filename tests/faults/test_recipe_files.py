@@ -3,8 +3,6 @@
 No text becomes an import, an unpickling strategy, a request or a path outside, by a library's syntax.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io

@@ -4,22 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import TOY_FIT, callback, fingerprint, forked, good, newest, record
+from tests.harness import TOY_FIT, assert_equal_runs, callback, forked, good
 
 WANDB = "--loggers=[wandb]"
 BROKEN = "--trainer.logger=toy_wing.faults.BrokenLogger"
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("reference")
-    good(forked(*TOY_FIT, f"--trainer.default_root_dir={folder / 'run'}", cwd=folder))
-    return folder / "run"
-
-
-def assert_same(run: Path, reference: Path) -> None:
-    assert fingerprint(newest(run)) == fingerprint(newest(reference))
-    assert record(run) == record(reference)
 
 
 def test_offline_wandb_without_account_keeps_its_run_over_a_kill(reference: Path, tmp_path: Path) -> None:
@@ -30,7 +18,7 @@ def test_offline_wandb_without_account_keeps_its_run_over_a_kill(reference: Path
     run_id = (run / "wandb_run_id").read_text().strip()
     # two services at once, one of them only from now on
     good(forked(*options, "--loggers+=tensorboard", "--ckpt_path=last", cwd=tmp_path, **account))
-    assert_same(run, reference)
+    assert_equal_runs(run, reference)
     assert any((run / "tensorboard").iterdir())
     records = sorted((run / "wandb").glob("offline-run-*/*.wandb"))
     # W&B's own process may be killed before it made the file of the first part
@@ -45,7 +33,7 @@ def test_a_broken_service_is_named_and_left_out(reference: Path, tmp_path: Path,
     assert "BrokenLogger" in result.stderr and "ConnectionError" in result.stderr
     assert "Traceback" not in result.stderr
     assert len([line for line in result.stderr.splitlines() if "BrokenLogger" in line]) <= 5
-    assert_same(run, reference)
+    assert_equal_runs(run, reference)
 
 
 def test_online_wandb_without_account_is_left_out(reference: Path, tmp_path: Path) -> None:
@@ -53,4 +41,4 @@ def test_online_wandb_without_account_is_left_out(reference: Path, tmp_path: Pat
     account = {"WANDB_MODE": "online", "WANDB_API_KEY": "", "HOME": str(tmp_path)}
     result = good(forked(*TOY_FIT, WANDB, f"--trainer.default_root_dir={run}", cwd=tmp_path, **account))
     assert "WandbLogger failed" in result.stderr
-    assert_same(run, reference)
+    assert_equal_runs(run, reference)

@@ -6,9 +6,7 @@ from typing import Any
 
 import torch
 
-from zoo.flow.data.datamodule import ImageData
-from zoo.flow.nets.dit import DiT
-from zoo.flow.nets.text import FrozenText
+from zoo.flow import DiT, FrozenText, ImageData
 
 T5 = {"model_type": "t5", "vocab_size": 384, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
 

@@ -1,7 +1,5 @@
 """Average velocities, on Gaussian data whose flow is known."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What a run shows at its validations."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,11 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from zoo.flow.nets.velocity import VelocityNet
-from zoo.flow.process.guidance import Guidance
-from zoo.flow.process.paths import ConditionalOT
-from zoo.flow.process.time_samplers import UniformTimes
-from zoo.flow.task import FlowTask
+from zoo.flow import ConditionalOT, FlowTask, Guidance, UniformTimes, VelocityNet
 
 
 class Spy(VelocityNet):

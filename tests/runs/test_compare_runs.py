@@ -13,7 +13,7 @@ def test_differences_and_results(tmp_path):
     assert results.names == ["1", "2"]
     assert results.config == {"trainer.max_steps": [10, 20]}
     assert results.shared == ["train/loss", "val/loss"]
-    assert (results.best("val/loss"), results.last("val/loss")) == ([0.5, 0.25], [0.5, 0.75])
+    assert results.values("val/loss") == [(0.5, 0.5), (0.25, 0.75)]
     assert result_table(results, ["val/loss"]) == {"val/loss ↓": ["0.5 (0.5)", "0.25 (0.75)"]}
 
 
@@ -33,17 +33,17 @@ def test_results_of_validate_test_and_evaluate(tmp_path):
     (run / "test.csv").write_text("step,epoch,test/loss\n10,0,0.125\n")
     (run / "validate.csv").write_text("step,epoch,val/loss\n10,0,9\n")
     results = compare_runs([run, run], tmp_path)
-    assert results.last("test/loss") == [0.125, 0.125]
-    assert results.last("val/loss") == [0.5, 0.5]
+    assert results.values("test/loss") == [(0.125, 0.125)] * 2
+    assert results.values("val/loss") == [(0.5, 0.5)] * 2
     audio = tmp_path / "audio"
     audio.mkdir()
     (audio / "summary.csv").write_text("system,measure,mean\nours,lsd,1.5\nbase,lsd,nan?\n")
-    assert compare_runs([audio, audio], tmp_path).last("ours/lsd") == [1.5, 1.5]
+    assert compare_runs([audio, audio], tmp_path).values("ours/lsd") == [(1.5, 1.5)] * 2
     images = tmp_path / "images"
     images.mkdir()
     (images / "evaluation.json").write_text('{"frechet": {"value": 2.5}, "name": "x", "ok": true}')
     (images / "torn.json").write_text("{")
-    assert compare_runs([images, images], tmp_path).last("frechet.value") == [2.5, 2.5]
+    assert compare_runs([images, images], tmp_path).values("frechet.value") == [(2.5, 2.5)] * 2
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="empty: neither a run"):
         compare_runs([run, tmp_path / "empty"], tmp_path)

@@ -1,7 +1,5 @@
 """`zoo serve`: requests, token, limits and batches with a model that computes nothing; each system once."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from zoo.audio.analysis.features import write_features
 from zoo.audio.analysis.figures import plot_features, plot_spectrogram_difference
 from zoo.audio.io import files
+from zoo.audio.io.chunking import Chunker, match_length, mix_to_mono, resample_blocks
 from zoo.common.reports import write_figure
 from zoo.runs.export import AUDIO_USAGE
 from zoo.runs.inference.base import Inference, table_output
 from zoo.runs.inference.forms import InputField, Output, Progress
 
+BLOCK_SECONDS = 4  # of a file, read and written at once
 MAX_RECORDING_SECONDS = 60.0  # of a recording that is answered at once; longer ones are for `zoo predict`
 _EXAMPLE_RATE = 16000  # Hz
 _FULL_SCALE = {"int8": (0, 2**7), "uint8": (128, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}  # centre, scale
@@ -77,6 +82,71 @@ class AudioInference(Inference):
     def usage(self) -> str:
         """Python lines that read a recording and process it."""
         return AUDIO_USAGE
+
+
+class FeatureLayout(NamedTuple):
+    """Features (C, F) of audio, and the type of their files."""
+
+    sample_rate: int  # of the audio in Hz
+    hop_length: int  # samples per frame
+    channels: int
+    dtype: str
+
+
+class FeatureInference(AudioInference):
+    """Base of a net from audio to features on overlapping chunks that are cross-faded; files are `.npy`, (C, F).
+
+    Frame follows frame in a file (Fortran order): a crop of a mapped file is one read.
+    """
+
+    output_suffix: ClassVar[str] = ".npy"
+    chunker: Chunker  # of the audio at the net's rate
+
+    @property
+    @abstractmethod
+    def layout(self) -> FeatureLayout:
+        """What the net makes of audio at which rate."""
+
+    @abstractmethod
+    def compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
+        """Compute features (N, C, F) of chunks (N, T), of which so many samples are valid."""
+
+    def computed_samples(self, samples: int, sample_rate: int) -> int:
+        """Count the samples that a clip is computed as, at the net's rate."""
+        return math.ceil(samples * self.layout.sample_rate / sample_rate)
+
+    def __call__(self, audio: np.ndarray, sample_rate: int) -> np.ndarray:
+        """Compute features (C, F) float32 of an array (T,) or (C, T), its channels mixed; see `as_audio`."""
+        audio = np.atleast_2d(as_audio(audio, sample_rate))
+        return np.concatenate(list(self._pieces([audio], audio.shape[1], sample_rate)), axis=1)
+
+    def process_file(self, source: Path, target: Path) -> dict[str, Any]:
+        """Write the features of an audio file; ValueError when it is not valid, or a value exceeds the file's type.
+
+        Returns `audio_seconds` and `sample_rate` of the input, `frames`, `dim` and `chunks`.
+        """
+        header, layout = files.info(source), self.layout
+        frames = self._frames(header.samples, header.sample_rate)
+        blocks = files.read_blocks(source, BLOCK_SECONDS * header.sample_rate)
+        pieces = self._pieces(blocks, header.samples, header.sample_rate)
+        write_features(target, (layout.channels, frames), layout.dtype, pieces)
+        return {
+            "audio_seconds": header.samples / header.sample_rate,
+            "sample_rate": header.sample_rate,
+            "frames": frames,
+            "dim": layout.channels,
+            "chunks": len(self.chunker.spans(self.computed_samples(header.samples, header.sample_rate))),
+        }
+
+    def _frames(self, samples: int, sample_rate: int) -> int:
+        return -(-math.ceil(samples * self.layout.sample_rate / sample_rate) // self.layout.hop_length)
+
+    def _pieces(self, blocks: Iterable[np.ndarray], samples: int, sample_rate: int) -> Iterator[np.ndarray]:
+        """Features (C, n)."""
+        length = self.computed_samples(samples, sample_rate)
+        stream = match_length(resample_blocks(mix_to_mono(blocks), sample_rate, self.layout.sample_rate), length)
+        features = self.chunker.process(stream, length, self.compute)
+        yield from match_length((piece[0] for piece in features), self._frames(samples, sample_rate))
 
 
 def recording_field() -> InputField:

@@ -69,9 +69,11 @@ class DDIM(Sampler):
             rows = torch.full((len(x),), t, device=x.device)
             output = predict(x, rows)
             x0, direction = diffusion.to_x0(x, output, rows), diffusion.to_noise(x, output, rows)
-            fresh = self.eta * _ancestral_deviation(diffusion, t, following)
-            signal, sigma = diffusion.levels(following)
-            x = signal * x0 + math.sqrt(max(sigma**2 - fresh**2, 0.0)) * direction
+            signal, sigma = diffusion.levels(t)
+            next_signal, next_sigma = diffusion.levels(following)
+            # share of the noise that the process itself adds between the two steps, given the data
+            fresh = self.eta * (next_sigma / sigma * math.sqrt(1 - (signal / next_signal) ** 2))
+            x = next_signal * x0 + math.sqrt(max(next_sigma**2 - fresh**2, 0.0)) * direction
             if noises is not None and fresh:
                 x = x + fresh * next(noises)
         return x
@@ -134,13 +136,6 @@ def conditional_predictor(
         return classifier_free_guidance(conditional, unconditional, scale, rescale)
 
     return predict
-
-
-def _ancestral_deviation(diffusion: CosineDiffusion, t: int, following: int) -> float:
-    """Standard deviation of the noise that the process itself adds between two steps, given the data."""
-    signal, sigma = diffusion.levels(t)
-    next_signal, next_sigma = diffusion.levels(following)
-    return next_sigma / sigma * math.sqrt(1 - (signal / next_signal) ** 2)
 
 
 def _log_ratio(diffusion: CosineDiffusion, t: int) -> float:

@@ -295,15 +295,14 @@ class DiffusionTask(SingleOptimizerTask):
         high, low = (batch[key][0, 0].float().cpu() for key in ("high", "low"))
         cutoff_hz = float(batch["cutoff_hz"][0])
         signals, values = restorer.compare(high, low, cutoff_hz)
-        name = f"clip{batch_idx}"
-        self.log_media(stage, batch_idx, lambda: self._log_signals(name, signals, restorer.plot(signals, cutoff_hz)))
-        return values
 
-    def _log_signals(self, name: str, signals: Mapping[str, Tensor], spectra: Any) -> None:
-        """Write a restored clip, its input, target and ceiling as sounds, and their spectra."""
-        for kind, audio in signals.items():
-            self.write_media("audio", f"{name}_{kind}", audio, self.features.sample_rate)
-        self.write_media("figure", f"{name}_spectra", spectra)
+        def write_signals() -> None:
+            for kind, audio in signals.items():
+                self.write_media("audio", f"clip{batch_idx}_{kind}", audio, self.features.sample_rate)
+            self.write_media("figure", f"clip{batch_idx}_spectra", restorer.plot(signals, cutoff_hz))
+
+        self.log_media(stage, batch_idx, write_signals)
+        return values
 
     def _compute_terms(self, latent: Tensor, *inputs: Tensor | None) -> dict[str, Tensor]:
         """Compute means of the terms over the items, and their weighted sum as `loss`."""
@@ -343,7 +342,6 @@ class DiffusionTask(SingleOptimizerTask):
     def _moments(self, mel: Tensor) -> Tensor:
         return self.autoencoder.encode(mel).float()
 
-    @torch.no_grad()
     def _condition(self, low: Tensor) -> Tensor:
         """Latents of the inputs' log-mels in the autoencoder's scale."""
         return posterior_mean(self._moments(low))
@@ -353,10 +351,6 @@ class DiffusionTask(SingleOptimizerTask):
         if self.net.global_encoder is None:
             return None
         return high if self.condition.global_input == "target" else low
-
-    def _context(self, net: Denoiser, high: Tensor, low: Tensor) -> Tensor | None:
-        full_audio = self._full_audio(high, low)
-        return None if full_audio is None else net.encode_clip(full_audio)
 
     def _measure_scale(self) -> Tensor:
         """1 / standard deviation of the latents of the first batch, over all ranks."""

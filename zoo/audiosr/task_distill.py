@@ -67,12 +67,13 @@ class Distillation(Objective):
         index = len(self.rotations) - 1 - times * len(self.rotations) // self.diffusion.steps
         times, following = self.times[index], self.times[index + 1].clamp_min(0)
         noisy = self.diffusion.add_noise(latent, noise, times)
-        context = None if full_audio is None else self.net.encode_clip(full_audio)
+        context = self.net.encode_clip(full_audio)
         output = self.net(concat(noisy, condition), times, context=context).float()
         with torch.no_grad():
             step, rest, both = self.rotations[index].unbind(1)
-            teacher_context = None if full_audio is None else self.teacher.net.encode_clip(full_audio)
-            predict = conditional_predictor(self.teacher.net, condition, teacher_context, self.scale, self.rescale)
+            teacher = self.teacher.net
+            teacher_context = teacher.encode_clip(full_audio)
+            predict = conditional_predictor(teacher, condition, teacher_context, self.scale, self.rescale)
             next_noisy = _rotate(noisy, predict(noisy, times), step)
             context = None if context is None else context.detach()
             student = self.net(concat(next_noisy, condition), following, context=context).float()
@@ -191,7 +192,8 @@ class DistillationTask(DiffusionTask):
             (self.net, self.validation_sampler, (1.0, 0.0)),
             (self.teacher.net, DDIM(self.teacher_steps), self.guidance),
         ):
-            predict = conditional_predictor(net, condition, self._context(net, high, low), *guidance)
+            context = net.encode_clip(self._full_audio(high, low))
+            predict = conditional_predictor(net, condition, context, *guidance)
             latents.append(sampler.sample(predict, noise, self.diffusion))
         return {**values, "teacher_mse": (latents[0] - latents[1]).square().mean()}, count
 

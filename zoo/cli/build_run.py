@@ -1,15 +1,30 @@
-"""`zoo.build`: a recipe as Python objects, by the parser of `zoo fit`."""
+"""A recipe as Python objects, by the parser of `zoo fit`: `zoo.build`, and trainings that a tool runs a little of."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import lightning as L
 
-from zoo.cli.log_filters import configure_logging, filter_warnings
+from zoo.cli.log_filters import configure_logging, filter_warnings, quiet_output
+from zoo.cli.recipes import config_files
+from zoo.cli.resume import resolve_checkpoint
 from zoo.cli.trainer import ZooCLI, start_from_weights
 from zoo.common.registry import allow_packages
+from zoo.runs.checkpoints import find_checkpoint, parse_step
+from zoo.runs.init_from import init_from
 from zoo.training.task import ZooTask
+
+ALONE = {
+    "devices": 1, "num_nodes": 1, "strategy": "auto", "limit_val_batches": 0, "num_sanity_val_steps": 0,
+    "fast_dev_run": False,
+}  # fmt: skip
+# max_steps is a number of steps, as recipes let their schedules end there; more than any trial takes
+ENDLESS = {"max_steps": 10**9, "max_epochs": -1, "max_time": "null", "min_steps": "null", "min_epochs": "null"}
 
 
 def build(
@@ -36,3 +51,43 @@ def build(
         raise ValueError("ckpt_path: build starts new runs; zoo fit --ckpt_path RUN resumes one")
     start_from_weights(cli)
     return cli.model, cli.datamodule, cli.trainer
+
+
+class _Trial(ZooCLI):
+    """Builds a training that writes into the folder that it is given, a run's checkpoint or not."""
+
+    def before_instantiate_classes(self) -> None:
+        """Leave a run's folder alone."""
+        source = self.config["ckpt_path"]
+        self.checkpoint = None if source is None else find_checkpoint(Path(source))
+        self.folder = Path(self.config["trainer.default_root_dir"])
+        self.trainer_defaults["callbacks"] = self.callbacks()
+
+
+@contextlib.contextmanager
+def trial(words: Sequence[str], **trainer: Any) -> Iterator[ZooCLI]:
+    """Build a training in a temporary folder that is deleted at the end; only warnings are shown.
+
+    Args:
+        words: a recipe, fragments and options of `zoo fit`; or `--ckpt_path RUN` alone, which brings its recipe.
+        **trainer: settings of the Trainer that win.
+    """
+    with tempfile.TemporaryDirectory(prefix="zoo-trial-") as folder, quiet_output():
+        settings = {**ALONE, **trainer, "default_root_dir": Path(folder) / "run"}
+        options = [f"--trainer.{key}={value}" for key, value in settings.items()]
+        arguments, source_run = resolve_checkpoint("fit", [*words, *options])
+        if not config_files(arguments):
+            raise ValueError("no recipe is named: `zoo list` names them, and --ckpt_path RUN brings a run's own")
+        configure_logging()
+        yield _Trial("fit", arguments, source_run)
+
+
+def train(cli: ZooCLI) -> None:
+    """Train with fresh optimizers: from the weights of the checkpoint or of `init_from`, where one is named."""
+    if cli.checkpoint is None:
+        start_from_weights(cli)
+    else:
+        init_from(cli.model, cli.checkpoint, 1.0)
+        if hasattr(cli.model, "discriminator_start"):  # which counts batches of the run
+            cli.model.discriminator_start = max(0, cli.model.discriminator_start - parse_step(cli.checkpoint))
+    cli.trainer.fit(cli.model, cli.datamodule)

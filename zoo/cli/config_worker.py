@@ -21,10 +21,11 @@ from typing import Any
 import docstring_parser
 import lightning as L
 
-from zoo.cli.recipes import iterate_keys
+from zoo.cli.recipes import TOP_LEVEL
 from zoo.cli.trainer import ZooCLI
 from zoo.common import registry
 from zoo.common.configs import dump_yaml, load_yaml
+from zoo.common.foreign_files import iterate_keys
 from zoo.common.journal import format_error
 from zoo.training.callbacks.checkpoint import Checkpoints
 from zoo.training.callbacks.loggers import WandbSettings
@@ -37,13 +38,6 @@ SECTIONS = {
     "samples": Samples,
     "wandb": WandbSettings,
     "terminal": ProgressBar,
-}
-TOP_LEVEL = {
-    "seed_everything": "all random numbers come from it",
-    "loggers": "besides metrics.csv, which is always written",
-    "init_from": "weights to start from: a checkpoint, an export, hf://user/name, a file of an original, or a list",
-    "init_from_min_matched": "share of the tensors that must match",
-    "ckpt_path": "a checkpoint or run to resume",
 }
 
 

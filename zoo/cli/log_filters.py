@@ -14,11 +14,10 @@ import warnings
 from collections.abc import Iterator
 from typing import TextIO
 
-from zoo.common.environment import VERBOSITY_VARIABLE, verbosity
+from zoo.common.environment import VERBOSITY_VARIABLE, process_rank, verbosity
 
 LIGHTNING = ("lightning", "lightning.pytorch", "lightning.fabric")  # loggers with handlers of their own
 LIBRARIES = "torch|torchvision|torchaudio|torchmetrics|lightning|lightning_utilities|transformers|peft|huggingface_hub"
-RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
 # Regular expressions that match anywhere in a suppressed text -> the reason.
 WARNINGS = {
@@ -84,9 +83,7 @@ def _rank() -> int:
     """Return this process's number; Lightning knows it of processes that it forked."""
     rank_zero_module = sys.modules.get("lightning_utilities.core.rank_zero")
     rank = getattr(getattr(rank_zero_module, "rank_zero_only", None), "rank", None)
-    if rank is None:
-        rank = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "0")
-    return int(rank)
+    return process_rank()[0] if rank is None else int(rank)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from zoo.cli.recipes import read_files, take_option
 from zoo.cli.tools import find_tools, run_tool, without_collector
 from zoo.common.environment import VERBOSITY_VARIABLE
 from zoo.common.registry import allow_packages
+from zoo.training.errors import explain_error
 
 TRACEBACK_VARIABLE = "ZOO_TRACEBACK"
 FIRST_GROUP = "training and inference"  # of the help
@@ -54,9 +55,8 @@ def main(args: Sequence[str] | None = None) -> int:
             sys.path.append(os.getcwd())  # last: a file there stands for no installed package
         return run_command(*(arguments or ["--help"]))
     except SystemExit as stop:  # a signal's exit code, or a parser's
-        if message := getattr(stop, "message", None):
-            return _fail(message, code=2)
-        return stop.code if isinstance(stop.code, int) else (0 if stop.code is None else _fail(str(stop.code)))
+        code = stop.code or 0
+        return code if isinstance(code, int) else _fail(code, getattr(stop, "exit_code", 1))
     except KeyboardInterrupt:
         return _fail("interrupted", code=130)
     except BrokenPipeError as error:
@@ -109,11 +109,7 @@ def overview() -> str:
 
 def _report(error: Exception) -> int:
     """Print one line for an error that the user can mend, the traceback for one that only we can."""
-    explained: Exception | None = None
-    if "torch" in sys.modules:
-        from zoo.training.errors import explain_error
-
-        explained = explain_error(error, {})
+    explained: Exception | None = explain_error(error, {})
     if explained is None and isinstance(error, (ValueError, OSError, ImportError)):
         explained = error
     message = None if explained is None else str(explained) or type(error).__name__

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, NoReturn
 import yaml
 from jsonargparse import ArgumentParser, Namespace, set_dumper, set_loader, set_parsing_settings
 
-from zoo.cli.recipes import CLASS_KEYS, iterate_keys, nearest_names, read_files, shorten_list, split_arguments
+from zoo.cli.recipes import CLASS_KEYS, WrongNameError, nearest_names, read_files, shorten_list, split_arguments
 from zoo.common import registry
 from zoo.common.configs import dump_yaml, load_yaml, restrict_resolvers
+from zoo.common.foreign_files import iterate_keys
 
 PARSER_MODE = "omegaconf+"
 
@@ -32,10 +33,11 @@ _NOT_ALLOWED = re.compile(r"Importing '([\w.]+)' is not allowed")
 class RefusedError(SystemExit):
     """A wrong argument; as a SystemExit it passes through jsonargparse, from a parser within a parser too."""
 
+    exit_code = 2
+
     def __init__(self, message: str) -> None:
-        super().__init__(2)
+        super().__init__(_simplify(message))
         self.details = message
-        self.message = _simplify(message)
 
 
 def _simplify(message: str) -> str:
@@ -50,12 +52,6 @@ class OneLineParser(ArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Refuse an argument."""
         raise RefusedError(message)
-
-
-class ConfigError(ValueError):
-    """A config that parses and still cannot be built."""
-
-    exit_code = 2
 
 
 def restrict_imports() -> None:
@@ -106,7 +102,7 @@ def explain_build(error: Exception) -> Exception:
     names = [registry.public_name(type(frame.f_locals.get("self"))) for frame in frames]
     owner = next((name for name in reversed(names) if registry.defining_module(name) is not None), "the config")
     reason = str(cause) if isinstance(cause, ValueError) else f"{type(cause).__name__}: {cause}"
-    return ConfigError(f"{owner}: {reason}")
+    return WrongNameError(f"{owner}: {reason}")
 
 
 class _Entry(NamedTuple):

@@ -11,12 +11,20 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from zoo.common.configs import dump_yaml, load_recipe, merge, read_mapping
+from zoo.common.foreign_files import iterate_keys
 from zoo.common.systems import recipe_paths
 
 GROUPS = ("trainer", "checkpoints", "samples", "wandb", "terminal")  # mappings of a config
 CLASSES = ("model", "data")  # a class and its arguments
-VALUES = ("seed_everything", "loggers", "init_from", "init_from_min_matched", "ckpt_path")
-SECTIONS = (*GROUPS, *CLASSES, *VALUES)
+TOP_LEVEL = {  # the other keys, with what they mean
+    "seed_everything": "all random numbers come from it",
+    "loggers": "beside metrics.csv, which is always written",
+    "init_from": "start from these weights: our checkpoint, an export, hf://user/name, an original's file, or a list",
+    "init_from_min_matched": "share of the tensors that must match",
+    "ckpt_path": "a checkpoint, a run folder, `last` (newest run), or for fit `auto` (last if there is one)",
+}
+SECTIONS = (*GROUPS, *CLASSES, *TOP_LEVEL)
 CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
 FLAGS = ("-h", "--help", "--print_config")  # take no value, or one after "="
 CONFIG_OPTIONS = ("--config", "-c")
@@ -102,23 +110,12 @@ def shorten_list(names: Collection[str]) -> str:
     return ", ".join(list(names)[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def iterate_keys(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each key of a config, such as `trainer.callbacks.0.class_path`, with its value, outer ones first."""
-    if key:
-        yield key, node
-    items = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
-    for name, value in items:
-        yield from iterate_keys(value, f"{key}.{name}" if key else str(name))
-
-
 def read_files(args: Sequence[str]) -> tuple[list[tuple[Path, dict[str, Any]]], list[str]]:
     """Read the files of settings that a command line names: by `--config`, or for a section by `--data FILE.yaml`.
 
     Returns the files in their order with what they say, and the other arguments as `--option=value`. Raises
     WrongNameError for an unknown file or section, ConfigFileError for a file that is no mapping or holds a key twice.
     """
-    from zoo.common.configs import load_recipe, read_mapping  # OmegaConf: help need not wait for it
-
     files: list[tuple[Path, dict[str, Any]]] = []
     options: list[str] = []
     for option, value in split_arguments(args):
@@ -141,8 +138,6 @@ def read_files(args: Sequence[str]) -> tuple[list[tuple[Path, dict[str, Any]]], 
 
 def compose_arguments(args: Sequence[str]) -> list[str]:
     """Put one `--config` with the text of all files before the other options, which win wherever they stand."""
-    from zoo.common.configs import dump_yaml, merge
-
     files, options = read_files(args)
     config: dict[str, Any] = functools.reduce(merge, [content for _, content in files], {})
     return [f"--config={dump_yaml(config)}", *options] if config else options

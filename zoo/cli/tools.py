@@ -52,10 +52,9 @@ class Tool(NamedTuple):
 def find_tools() -> dict[str, Tool]:
     """Find all tools by the name that one types, `sample` or `evaluate flow`."""
     tools = {}
-    for file in [HERE / "commands" / "__init__.py", *sorted(HERE.parent.glob("*/commands.py"))]:
-        module = ".".join(["zoo", *file.relative_to(HERE.parent).with_suffix("").parts]).removesuffix(".__init__")
-        package = module.split(".")[1]
-        for name, entry in importlib.import_module(module).COMMANDS.items():
+    packages = [path.parent.name for path in sorted(HERE.parent.glob("*/commands.py"))]
+    for package in [HERE.name, *packages]:
+        for name, entry in importlib.import_module(f"zoo.{package}.commands").COMMANDS.items():
             tools[f"{name} {package}" if name in PER_SYSTEM else name] = Tool(package, *entry)
     return tools
 
@@ -126,14 +125,14 @@ def parse_arguments(command: str, tool: Tool, function: Any, args: Sequence[str]
     try:
         return words, dict(parser.instantiate(parser.parse_args(options)))
     except RefusedError as error:
-        if error.message.startswith("the following arguments are required"):
+        if str(error).startswith("the following arguments are required"):
             needed = [
                 name if positional else f"--{name}"
                 for name, each in parameters.items()
                 if each.default is each.empty and each.kind is not each.VAR_POSITIONAL and name not in NO_OPTIONS
             ]
             raise WrongNameError(f"{command} needs {', '.join(needed)} (zoo {command} --help)") from None
-        if (match := re.match(r"unrecognized arguments: (--[\w-]+)", error.message)) is None:
+        if (match := re.match(r"unrecognized arguments: (--[\w-]+)", str(error))) is None:
             raise
         names = [f"--{name}" for name, each in parameters.items() if not positional or each.default is not each.empty]
         nearest = nearest_names(match[1], names)

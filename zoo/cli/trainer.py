@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from zoo import __version__
 from zoo.cli.log_filters import configure_logging, filter_warnings
 from zoo.cli.parser import (
     PARSER_MODE,
-    ConfigError,
     OneLineParser,
     RefusedError,
     explain_build,
@@ -32,10 +30,11 @@ from zoo.cli.parser import (
     restrict_imports,
     use_public_names,
 )
-from zoo.cli.recipes import GROUPS, WrongNameError, compose_arguments, config_files, iterate_keys
+from zoo.cli.recipes import GROUPS, TOP_LEVEL, WrongNameError, compose_arguments, config_files
 from zoo.cli.resume import choose_run_folder, recipe_name, resolve_checkpoint
-from zoo.common.atomic_files import LOCK_NAME, write_atomic
+from zoo.common.atomic_files import LOCK_NAME, delete_path, write_atomic
 from zoo.common.configs import check_config_paths
+from zoo.common.foreign_files import iterate_keys
 from zoo.common.locks import is_rank_zero, lock_folder
 from zoo.runs import frozen, frozen_files
 from zoo.runs import run_folder as runs
@@ -103,7 +102,7 @@ class ConfigFile(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Remove what a resumed run has logged beyond its checkpoint."""
-        if trainer.ckpt_path is not None and trainer.is_global_zero:
+        if trainer.ckpt_path is not None:
             for logger in trainer.loggers:
                 if isinstance(logger, MetricsCSV):
                     logger.trim(trainer.global_step - 1)  # rows carry the number of the batch, from 0
@@ -141,14 +140,8 @@ class ZooCLI(LightningCLI):
         self.source_run = source_run
         self.lock_stack = lock_stack
         self.recipe = recipe_name(config_files(args))
-        self.folder = Path()
-        self.is_new_folder = False
-        self.checkpoint: Path | None = None
         super().__init__(
-            ZooTask,
-            L.LightningDataModule,
             save_config_callback=None,
-            trainer_defaults={"use_distributed_sampler": False},
             seed_everything_default=DEFAULT_SEED,
             parser_kwargs={
                 "prog": f"zoo {command}",
@@ -157,8 +150,6 @@ class ZooCLI(LightningCLI):
                 "allow_abbrev": False,
             },
             parser_class=ZooParser,
-            subclass_mode_model=True,
-            subclass_mode_data=True,
             args=args,
             run=False,
             auto_configure_optimizers=False,
@@ -166,25 +157,20 @@ class ZooCLI(LightningCLI):
         )
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add trainer, model and data; the latter two are classes by name, and no files."""
+        """Add all arguments; model and data are classes by name, and no files."""
         parser.add_lightning_class_args(L.Trainer, "trainer")
-        parser.set_defaults({f"trainer.{key}": value for key, value in self.trainer_defaults.items()})
+        parser.set_defaults({"trainer.use_distributed_sampler": False})
         parser.add_argument("--model", type=ZooTask, required=True)
         parser.add_argument("--data", type=L.LightningDataModule, required=True)
-
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add what the zoo has beside trainer, model and data."""
         parser.add_lightning_class_args(Checkpoints, "checkpoints")
         parser.add_lightning_class_args(Samples, "samples")
-        parser.add_argument("--loggers", type=list[LoggerName], default=[], help="beside metrics.csv, always on")
+        parser.add_argument("--loggers", type=list[LoggerName], default=[], help=TOP_LEVEL["loggers"])
         parser.add_class_arguments(WandbSettings, "wandb")
         parser.add_class_arguments(ProgressBar, "terminal", instantiate=False)
-        sources = "start from these weights: our checkpoint, an export, hf://user/name, an original's file, or a list"
-        parser.add_argument("--init_from", type=list[str] | str | None, default=None, help=sources)
-        share = "share of the tensors that must match"
+        parser.add_argument("--init_from", type=list[str] | str | None, default=None, help=TOP_LEVEL["init_from"])
+        share = TOP_LEVEL["init_from_min_matched"]
         parser.add_argument("--init_from_min_matched", type=float, default=0.9, help=share)
-        path = "a checkpoint, a run folder, `last` (newest run), or for fit `auto` (last if there is one)"
-        parser.add_argument("--ckpt_path", type=str | None, default=None, help=path)
+        parser.add_argument("--ckpt_path", type=str | None, default=None, help=TOP_LEVEL["ckpt_path"])
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse files and options, and check what the parser does not."""
@@ -199,7 +185,7 @@ class ZooCLI(LightningCLI):
         except WrongNameError:
             raise
         except Exception as error:  # jsonargparse leaves some of what YAML and interpolation raise to the caller
-            raise ConfigError(str(error) or type(error).__name__) from error
+            raise WrongNameError(str(error) or type(error).__name__) from error
         if self.source_run is not None:
             check_config_paths(self.config.as_dict(), self.source_run, args)
         use_public_names(self.config)
@@ -242,9 +228,8 @@ class ZooCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Build everything and describe the model's parts on it; frozen modules come from the run's own copies."""
-        self._parsed = self.config
-        self.config = copy.deepcopy(self.config)
-        arguments, used = self._parsed["model"].get("init_args") or {}, {}
+        parsed, self.config = self.config, copy.deepcopy(self.config)
+        arguments, used = parsed["model"].get("init_args") or {}, {}
         if self.checkpoint is not None:
             recorded = load_checkpoint(self.checkpoint, mmap=True).get("frozen", {})
             used = frozen_files.use_local_copies(
@@ -254,13 +239,13 @@ class ZooCLI(LightningCLI):
             super().instantiate_classes()
         except Exception as error:  # a constructor may raise anything when its arguments make no sense
             raise explain_build(error) from error
+        self.config = parsed  # what the run's config.yaml says: its copies are no part of the recipe
         frozen_files.restore_sources(frozen.frozen_modules({"": self.model}), arguments, used)
         plain = yaml.safe_load(yaml.safe_dump(self.config["model"].as_dict()))
         self.model.specs = describe_model(self.model, plain["init_args"])
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Build the trainer with our loggers and plugins."""
-        self.config = self._parsed  # what the run's config.yaml says: its copies are no part of the recipe
         settings = self.config_init["trainer"]
         plugins = [*(settings.get("plugins") or []), AtomicCheckpointIO()]
         if SLURMEnvironment.detect():
@@ -327,10 +312,8 @@ def remove_unstarted_run(cli: ZooCLI) -> None:
     if cli.is_new_folder and cli.folder.is_dir() and not (cli.folder / runs.CONFIG_NAME).exists():
         with contextlib.suppress(OSError):  # the error that ended the start is the one to tell
             for path in cli.folder.iterdir():
-                if path.is_dir():
-                    shutil.rmtree(path)
-                elif not path.name.startswith(LOCK_NAME):
-                    path.unlink()
+                if not path.name.startswith(LOCK_NAME):
+                    delete_path(path)
 
 
 def start_from_weights(cli: ZooCLI) -> None:

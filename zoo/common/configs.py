@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
 
+from zoo.common.foreign_files import iterate_keys
 from zoo.common.systems import recipe_paths
 
 MAX_YAML = 2**20  # characters of a YAML file, which takes seconds to read
@@ -206,10 +207,12 @@ def check_config_paths(config: Mapping[str, Any], folder: Path, args: Sequence[s
         raise ValueError(f"{folder}: its config sets ckpt_path, which only a command line may")
     variables = [value for name, value in os.environ.items() if name.startswith(VARIABLE_PREFIX) and value]
     roots = [path.resolve() for path in (folder, Path("runs"), *filter(Path.is_dir, map(Path, variables)))]
-    for keys, text in _texts(config):
-        if ".".join(key for key in keys if key != "init_args" and not key.isdigit()) in options:
+    for key, text in iterate_keys(config):
+        keys = key.split(".")
+        is_named = ".".join(each for each in keys if each != "init_args" and not each.isdigit()) in options
+        if is_named or not isinstance(text, str):
             continue
-        name = next(key for key in reversed(keys) if not key.isdigit())
+        name = next(each for each in reversed(keys) if not each.isdigit())
         path = Path(os.path.expandvars(os.path.expanduser(text))) if "\0" not in text else None
         outside = path is None or not any(path.resolve().is_relative_to(root) for root in roots)
         escapes = path is None or path.is_absolute() or ".." in path.parts or text.startswith(("~", "$"))
@@ -217,17 +220,7 @@ def check_config_paths(config: Mapping[str, Any], folder: Path, args: Sequence[s
         # settings that no signature limits, such as W&B's proxies
         free = keys[0] == "trainer" and "dict_kwargs" in keys
         if remote or free or (outside and (name in FOLDERS or (keys[0] in FILE_NAME_SECTIONS and escapes))):
-            key = ".".join(keys)
             raise ValueError(
                 f"{folder}: its config sets {key} to {text!r}, outside of the run; if you want that, say so on the "
                 f"command line: --{key}"
             )
-
-
-def _texts(node: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield every text in a tree with the keys that lead there."""
-    if isinstance(node, str):
-        yield keys, node
-    elif isinstance(node, Mapping | list):
-        for key, value in node.items() if isinstance(node, Mapping) else enumerate(node):
-            yield from _texts(value, (*keys, str(key)))

@@ -30,14 +30,11 @@ class RunComparison:
     highest: frozenset[str]  # metrics of which a run's config says that more is better; of others less is
     shared: list[str]  # metrics that all runs have
 
-    def best(self, metric: str) -> list[float]:
-        """Return the lowest value of each run, or the highest."""
+    def values(self, metric: str) -> list[tuple[float, float]]:
+        """Return the lowest, or the highest, and the last value of each run."""
         choose = max if metric in self.highest else min
-        return [choose(value for _, value in curves[metric]) for curves in self.curves]
-
-    def last(self, metric: str) -> list[float]:
-        """Return the last value of each run."""
-        return [curves[metric][-1][1] for curves in self.curves]
+        values = [[value for _, value in curves[metric]] for curves in self.curves]
+        return [(choose(each), each[-1]) for each in values]
 
 
 def compare_runs(folders: Sequence[Path], root: Path) -> RunComparison:
@@ -120,7 +117,7 @@ def comparison_rows(comparison: RunComparison) -> list[dict[str, Any]]:
     return [
         {"run": name, "metric": metric, "best": best, "last": last}
         for metric in comparison.shared
-        for name, best, last in zip(comparison.names, comparison.best(metric), comparison.last(metric), strict=True)
+        for name, (best, last) in zip(comparison.names, comparison.values(metric), strict=True)
     ]
 
 
@@ -133,7 +130,6 @@ def result_table(comparison: RunComparison, metrics: Sequence[str]) -> Mapping[s
     """Format best and last value of each run by metric with an arrow for the better direction."""
     table = {}
     for metric in metrics:
-        pairs = zip(comparison.best(metric), comparison.last(metric), strict=True)
         arrow = "↑" if metric in comparison.highest else "↓"
-        table[f"{metric} {arrow}"] = [f"{best:.4g} ({last:.4g})" for best, last in pairs]
+        table[f"{metric} {arrow}"] = [f"{best:.4g} ({last:.4g})" for best, last in comparison.values(metric)]
     return table

@@ -1,22 +1,18 @@
-"""The components that a run, checkpoint or export holds: their description and weights, and nets for later stages."""
+"""The components that a run, checkpoint or export holds: their description and weights."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from zoo import __version__
-from zoo.common import registry
-from zoo.common.build import build
 from zoo.common.foreign_files import load_json
-from zoo.common.tensors import seeded_rng
 from zoo.runs.checkpoints import find_checkpoint, load_checkpoint
-from zoo.runs.frozen import FrozenModule
 from zoo.runs.model_description import FORMAT, validate_description
 from zoo.runs.run_folder import find_latest_run
 
@@ -106,88 +102,3 @@ def load_weights(net: nn.Module, state: Mapping[str, Tensor], is_fused: bool) ->
     if is_fused:
         net.remove_weight_norm_()  # type: ignore[operator]
     net.load_state_dict(state)
-
-
-def read_single_net(source: Path, base: type[nn.Module], class_name: str) -> tuple[str, Components]:
-    """Find the only net of a base class in a run, checkpoint, export or the latest run of a folder: its name, and all.
-
-    Raises:
-        FileNotFoundError: there is nothing at the source.
-        ValueError: it holds no such net, or several; the message names the usual class.
-    """
-    path = find_run_path(source) or source
-    if not path.exists():
-        raise FileNotFoundError(f"no run, checkpoint or export at {source}: train that stage first, or name its source")
-    saved = read_components(path)
-    components = saved.description["components"]
-    specs = {name: spec for name, spec in components.items() if isinstance(spec, Mapping) and "class_path" in spec}
-    names = [name for name, spec in specs.items() if issubclass(registry.get_class(spec["class_path"]), base)]
-    if len(names) != 1:
-        raise ValueError(
-            f"{path}: expected one component of class {class_name} or a relative, found {len(names)} among "
-            f"{list(components)}"
-        )
-    return names[0], saved
-
-
-class FrozenNet(FrozenModule):
-    """A net taken from a run, checkpoint or export, or built with random weights; without weight norm.
-
-    Args:
-        source: a run of the net's stage, a folder of such runs (the latest is taken), a checkpoint or an export; null
-            for random weights. A ValueError where it holds no such net.
-        revision: not used; runs have none.
-        config, seed: of a net with random weights, see `describe_net`.
-    """
-
-    net_base: ClassVar[str]  # public name of the base of the nets that a source may hold
-    net_class: ClassVar[str]  # public name of their usual class
-    inference: ClassVar[str]  # of the stage that trains such nets
-    component: ClassVar[str] = "part"  # the net's name in a copy
-
-    def __init__(
-        self,
-        source: str | None = None,
-        revision: str | None = None,
-        config: dict[str, Any] | None = None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(source, revision)
-        base = registry.get_class(self.net_base)
-        state, is_fused = {}, False
-        if source is not None:
-            name, saved = read_single_net(Path(source), base, self.net_class)
-            self.spec, self.records = saved.description["components"][name], saved.description.get("frozen", {})
-            state, is_fused = component_state(saved.state, name), name in saved.fused
-        elif config is not None:
-            self.spec, self.records = self.describe_net(config), {}
-        else:
-            raise ValueError(
-                f"{type(self).__name__}: give source (a run, a checkpoint, an export) or config (of {self.net_class}, "
-                "for random weights)"
-            )
-        with seeded_rng(seed):
-            self.net: Any = build(self.spec, base)
-        if state:
-            load_weights(self.net, state, is_fused)
-        if hasattr(self.net, "remove_weight_norm_"):
-            self.net.remove_weight_norm_()
-        self.requires_grad_(False)
-        self.eval()
-
-    @classmethod
-    def describe_net(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Turn a `config` into `class_path` and `init_args`: by default it has the arguments of the usual class."""
-        return {"class_path": cls.net_class, "init_args": dict(config)}
-
-    @property
-    def is_local(self) -> bool:
-        """Always: no hub has these weights, so runs and exports keep a copy."""
-        return True
-
-    def save_source(self, folder: Path) -> None:
-        """Write weights and description in the layout of an export."""
-        weights = {f"{self.component}.{key}": value.contiguous() for key, value in self.net.state_dict().items()}
-        description = {"inference": self.inference, "components": {self.component: self.spec}, "frozen": self.records}
-        fused = [self.component] if hasattr(self.net, "remove_weight_norm_") else []
-        save_components(folder, weights, description, fused=fused)

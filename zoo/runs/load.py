@@ -1,4 +1,4 @@
-"""`zoo.load`: from a run, a checkpoint or an export to an object to call on arrays; no Trainer, no config needed."""
+"""`zoo.load` and `zoo.load_net`: from a run, a checkpoint or an export to an object to call on arrays, or to a net."""
 
 from __future__ import annotations
 
@@ -8,18 +8,30 @@ import inspect
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
 
 from zoo.common import registry
 from zoo.common.build import build
+from zoo.common.tensors import seeded_rng
 from zoo.runs import frozen, frozen_files
-from zoo.runs.components import Components, component_state, load_weights, read_components
+from zoo.runs.components import (
+    Components,
+    component_state,
+    find_run_path,
+    load_weights,
+    read_components,
+    save_components,
+)
 from zoo.runs.hub.models import resolve_path
 from zoo.runs.inference.base import Inference
 from zoo.runs.run_folder import find_last_run
+
+_COMPONENT = "part"  # name of a single net that was saved
+
+Net = TypeVar("Net", bound=nn.Module)
 
 
 def load(
@@ -103,3 +115,65 @@ def build_components(description: Mapping[str, Any], folder: Path) -> dict[str, 
     frozen_files.restore_sources(modules, description["components"], copies)
     frozen_files.verify_frozen_weights(modules, records, str(folder))
     return components
+
+
+class NetDescription(NamedTuple):
+    """How a net is built again."""
+
+    spec: Mapping[str, Any]  # `class_path` and `init_args`
+    records: Mapping[str, Any]  # of the frozen modules that it was trained with, see `zoo.runs.frozen`
+
+    def save(self, folder: Path, net: nn.Module, inference: str) -> None:
+        """Write the net into an existing folder, as an export of one component; `inference` as its stage has it."""
+        weights = {f"{_COMPONENT}.{key}": value.contiguous() for key, value in net.state_dict().items()}
+        description = {"inference": inference, "components": {_COMPONENT: self.spec}, "frozen": self.records}
+        fused = [_COMPONENT] if hasattr(net, "remove_weight_norm_") else []
+        save_components(folder, weights, description, fused=fused)
+
+
+def load_net(
+    source: str | os.PathLike[str] | Mapping[str, Any], base: type[Net], seed: int = 0
+) -> tuple[Net, NetDescription]:
+    """Load one net of an earlier stage, in evaluation mode, frozen, weight norm folded; averaged weights where saved.
+
+    Args:
+        source: a run, checkpoint or export that holds one net of the class, or a folder of runs (the latest is taken);
+            or a net's `class_path` and `init_args`, for random weights.
+        base: the net's class or a base of it.
+        seed: of random weights.
+
+    Raises:
+        FileNotFoundError: there is nothing at the source.
+        ValueError: it holds no such net, or several.
+    """
+    state, is_fused = {}, False
+    if isinstance(source, Mapping):
+        description = NetDescription(source, {})
+    else:
+        name, saved = _read_single_net(Path(source), base)
+        description = NetDescription(saved.description["components"][name], saved.description.get("frozen", {}))
+        state, is_fused = component_state(saved.state, name), name in saved.fused
+    with seeded_rng(seed):
+        net = build(description.spec, base)
+    if state:
+        load_weights(net, state, is_fused)
+    if hasattr(net, "remove_weight_norm_"):
+        net.remove_weight_norm_()
+    return net.requires_grad_(False).eval(), description
+
+
+def _read_single_net(source: Path, base: type[nn.Module]) -> tuple[str, Components]:
+    """Find the only net of a base class: its name, and all that was saved with it."""
+    path = find_run_path(source) or source
+    if not path.exists():
+        raise FileNotFoundError(f"no run, checkpoint or export at {source}: train that stage first, or name its source")
+    saved = read_components(path)
+    components = saved.description["components"]
+    specs = {name: spec for name, spec in components.items() if isinstance(spec, Mapping) and "class_path" in spec}
+    names = [name for name, spec in specs.items() if issubclass(registry.get_class(spec["class_path"]), base)]
+    if len(names) != 1:
+        raise ValueError(
+            f"{path}: expected one component of class {registry.public_name(base)} or a relative, found {len(names)} "
+            f"among {list(components)}"
+        )
+    return names[0], saved

@@ -7,11 +7,11 @@ paths. Only this module calls transformers' `from_pretrained`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zoo.common.foreign_files import load_json
+from zoo.common.foreign_files import iterate_keys, load_json
 from zoo.runs.frozen import suppress_loading_messages
 
 ALIGNMENT = 64  # bytes, to which torch aligns what it allocates
@@ -40,7 +40,7 @@ def check_settings(settings: Mapping[str, Any], path: str) -> None:
 
     `settings` are those of a config.json, or the `config` of a recipe; `path` is the file or key that they come from.
     """
-    for key, value in _walk(settings):
+    for key, value in iterate_keys(settings):
         name = key.rpartition(".")[2]
         if name == "quantization_config" and isinstance(value, Mapping):
             value = value.get("quant_method", "")
@@ -92,18 +92,6 @@ def _check_file_names(file: Path, key: str) -> None:
     for name in names.values() if isinstance(names, Mapping) else names or ():
         if not isinstance(name, str) or Path(name).name != name or "\\" in name:
             raise ValueError(f"{file}: {key} names {name!r}, expected the name of a file next to it")
-
-
-def _walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every key of nested mappings and lists, dotted, with its value."""
-    pending = [(path, node)]
-    while pending:
-        path, node = pending.pop()
-        items = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list | tuple) else ()
-        for key, value in items:
-            below = f"{path}.{key}" if path else str(key)
-            yield below, value
-            pending.append((below, value))
 
 
 def from_pretrained(cls: Any, source: str, revision: str | None = None, **options: Any) -> Any:

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from zoo.common.checks import check_at_least
 from zoo.training.resume import BucketBatchSampler, EvaluationSampler, ResumableBatchSampler, describe_data_changes
-from zoo.training.signals import EXIT_CODES
 
 log = logging.getLogger(__name__)
 
@@ -157,5 +156,6 @@ class ZooDataModule(L.LightningDataModule):
 
 def ignore_signals_in_worker(worker_id: int) -> None:
     """Ignore the stop signals in a loader worker but SIGTERM, by which the main process ends it (`worker_init_fn`)."""
-    for number in EXIT_CODES.keys() - {signal.SIGTERM}:
-        signal.signal(number, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGUSR1", "SIGHUP", "SIGBREAK"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 
+from zoo.cli.build_run import ENDLESS, train, trial
 from zoo.cli.log_filters import filter_warnings
-from zoo.cli.trials import ENDLESS, train, trial
 from zoo.common.checks import check_at_least, check_within
 from zoo.common.environment import free_memory_bytes, peak_memory_bytes
 from zoo.common.registry import allow_packages, allowed_packages

@@ -18,7 +18,7 @@ from scipy.signal import lfilter
 from torch import Tensor
 from torch.optim import Optimizer
 
-from zoo.cli.trials import ENDLESS, train, trial
+from zoo.cli.build_run import ENDLESS, train, trial
 from zoo.common.checks import check_above, check_at_least, check_positive
 from zoo.common.locks import lock_folder
 from zoo.common.reports import new_figure, print_table, terminal_table, write_report

@@ -9,7 +9,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from zoo.cli.trials import ENDLESS, train, trial
+from zoo.cli.build_run import ENDLESS, train, trial
 from zoo.common.checks import check_at_least
 from zoo.common.environment import peak_memory_bytes
 from zoo.common.reports import print_table, terminal_table

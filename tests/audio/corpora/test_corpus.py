@@ -1,7 +1,5 @@
 """Clips are identified by their paths: lists, companion files, short clips."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -9,9 +9,8 @@ from lightning.pytorch.callbacks import LambdaCallback
 from safetensors.torch import save_file
 
 from tests.ci_llm.task_parts import byte_task, loader, pretrain_task, texts, trainer
-from zoo.ci_llm.convert.adapter_folders import AdapterFolders
+from zoo.ci_llm import AdapterFolders, PretrainedTokenizer
 from zoo.ci_llm.convert.read import read_original, read_peft
-from zoo.ci_llm.data.tokenizers import PretrainedTokenizer
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints
 from zoo.training.callbacks.rng import RNGState
 

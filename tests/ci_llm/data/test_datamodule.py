@@ -10,10 +10,8 @@ import pytest
 import torch
 
 from tests.ci_llm.task_parts import padding_share
-from zoo.ci_llm.data.arithmetic import Arithmetic
-from zoo.ci_llm.data.datamodule import TextData
+from zoo.ci_llm import Arithmetic, BpeTokenizer, ByteTokenizer, TextData
 from zoo.ci_llm.data.text_files import TextFormat, read_examples, split_files, text_fields
-from zoo.ci_llm.data.tokenizers import BpeTokenizer, ByteTokenizer
 from zoo.ci_llm.data.tokens import tokenise_files
 
 BYTES = ByteTokenizer()
@@ -242,7 +240,6 @@ def test_fields_of_a_table_are_its_columns_of_texts_and_only_its_schema_is_read(
     assert text_fields(path) == ["p", "code"]
 
 
-@pytest.mark.shared
 @pytest.mark.parametrize("options", [{}, {"token_budget": 8192}, {"agents": 4, "agent_data": "shuffled"}])
 def test_little_padding_on_gsm8k(shared, tmp_path_factory, options):
     cache = str(tmp_path_factory.getbasetemp() / "gsm8k")

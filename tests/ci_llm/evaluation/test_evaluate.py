@@ -1,7 +1,5 @@
 """The evaluation: its files, processes and kills, prompts that do not fit, grades, scores."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from decimal import Decimal
@@ -12,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.ci_llm.crowd_parts import CONFIGS, crowd
-from zoo.ci_llm.data.arithmetic import Arithmetic, Split
+from tests.ci_llm.crowd_parts import byte_crowd
+from zoo.ci_llm import Arithmetic, ByteTokenizer, Crowd
+from zoo.ci_llm.data.arithmetic import Split
 from zoo.ci_llm.data.text_files import Example, TextFormat
-from zoo.ci_llm.data.tokenizers import ByteTokenizer
 from zoo.ci_llm.data.tokens import tokenise
 from zoo.ci_llm.evaluation import evaluate as evaluation_module
 from zoo.ci_llm.evaluation.answering import (
@@ -30,7 +28,6 @@ from zoo.ci_llm.evaluation.report import SINGLE
 from zoo.ci_llm.evaluation.scoring import fit_weights, make_batch, score, token_rules
 from zoo.ci_llm.evaluation.trained import TrainedCrowd
 from zoo.ci_llm.losses.likelihood import IGNORED, losses, shifted_labels
-from zoo.ci_llm.nets.crowd import Crowd
 
 TOKENIZER = ByteTokenizer()
 SETTINGS = AnswerSettings(max_new_tokens=5, samples=(2, 3))
@@ -38,8 +35,7 @@ FEW = AnswerSettings(max_new_tokens=3, samples=(2,))
 
 
 def make_crowd(count: int = 3, context: int = 128) -> Crowd:
-    config = {**CONFIGS["llama"], "vocab_size": 259, "max_position_embeddings": context}
-    return crowd(count=count, backbone={"config": config}).eval()
+    return byte_crowd(count, context).eval()
 
 
 def trained(count: int = 3, context: int = 128) -> TrainedCrowd:

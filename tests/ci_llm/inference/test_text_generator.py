@@ -7,10 +7,7 @@ import pytest
 
 from tests.ci_llm.crowd_parts import CONFIGS
 from tests.ci_llm.task_parts import byte_task
-from zoo.ci_llm.data.tokenizers import BpeTokenizer
-from zoo.ci_llm.inference.text_generator import TextGenerator
-from zoo.ci_llm.nets.backbone import LearningBackbone
-from zoo.ci_llm.nets.sampling import Sampling
+from zoo.ci_llm import BpeTokenizer, LearningBackbone, Sampling, TextGenerator
 from zoo.ci_llm.pretrain_task import save_backbone
 from zoo.cli.main import main
 from zoo.runs.load import load

@@ -6,9 +6,8 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from tests.ci_llm.crowd_parts import CONFIGS, batch, crowd
-from zoo.ci_llm.losses.diversity import Diversity
+from zoo.ci_llm import Crowd, Diversity
 from zoo.ci_llm.losses.objective import CrowdLoss, CrowdObjective
-from zoo.ci_llm.nets.crowd import Crowd
 
 MODES = [("batched", None), ("sequential", None), ("chunked", 2), ("chunked", 1), ("chunked", 3)]
 

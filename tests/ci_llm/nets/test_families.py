@@ -6,9 +6,8 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 
-from zoo.ci_llm.nets.agents import Agents
-from zoo.ci_llm.nets.backbone import Backbone, positions
-from zoo.ci_llm.nets.crowd import Crowd
+from zoo.ci_llm import Agents, Backbone, Crowd
+from zoo.ci_llm.nets.backbone import positions
 
 _NUMBERS = {"vocab_size": 24, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _SIZES = {

@@ -9,9 +9,8 @@ import torch
 
 from tests.ci_llm import crowd_parts
 from tests.ci_llm.task_parts import loader, task, texts, trainer, weights
-from zoo.ci_llm.aggregation import Mean
+from zoo.ci_llm import Backbone, Mean
 from zoo.ci_llm.inference.generate import generate
-from zoo.ci_llm.nets.backbone import Backbone
 from zoo.training.callbacks.checkpoint_contents import CheckpointContents
 
 CONFIG = {**crowd_parts.CONFIGS["llama"], "hidden_size": 64, "intermediate_size": 64, "head_dim": 16}

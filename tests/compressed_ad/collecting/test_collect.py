@@ -11,6 +11,7 @@ import torch
 from tests import harness
 from tests.compressed_ad.envs.scripted import PACKAGE  # noqa: F401 - registers the environments
 from tests.harness import REPOSITORY, forked, good, run_process
+from zoo.compressed_ad import Darkroom, GymnasiumEnv, PointMass
 from zoo.compressed_ad.collecting.collect import (
     ALGORITHMS,
     EpsilonAlgorithm,
@@ -21,9 +22,6 @@ from zoo.compressed_ad.collecting.collect import (
 from zoo.compressed_ad.collecting.ppo import PPO
 from zoo.compressed_ad.collecting.q_learning import QLearning
 from zoo.compressed_ad.data.history import HistoryStore
-from zoo.compressed_ad.envs.grids import Darkroom
-from zoo.compressed_ad.envs.gymnasium_env import GymnasiumEnv
-from zoo.compressed_ad.envs.point_mass import PointMass
 
 ENV = Darkroom(3, 5)
 CORRIDOR = GymnasiumEnv("Corridor-v0", [{"mirrored": False}, {"mirrored": True}], reward=[0, 1])

@@ -6,13 +6,10 @@ import torch
 from torch import distributions, nn
 
 from tests.compressed_ad.envs.scripted import PACKAGE  # noqa: F401 - registers the environments
+from zoo.compressed_ad import DarkKeyToDoor, Darkroom, Env, GymnasiumEnv, PointMass
 from zoo.compressed_ad.collecting.base import HistoryRequest
 from zoo.compressed_ad.collecting.ppo import PPO, PpoRollout
 from zoo.compressed_ad.collecting.ppo_nets import ActorCritics, Observer
-from zoo.compressed_ad.envs.base import Env
-from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom
-from zoo.compressed_ad.envs.gymnasium_env import GymnasiumEnv
-from zoo.compressed_ad.envs.point_mass import PointMass
 from zoo.compressed_ad.envs.spaces import Box, Discrete, Schema
 
 ROOM, POINTS = Darkroom(5, 10), PointMass(8, 6)

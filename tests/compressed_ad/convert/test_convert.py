@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -8,6 +6,7 @@ import torch
 from torch import nn
 
 from zoo.common.build import build
+from zoo.compressed_ad import FactoredEmbedding, InContextPolicy, LinearEmbedding, Transformer
 from zoo.compressed_ad.convert import (
     convert,
     describe,
@@ -18,9 +17,6 @@ from zoo.compressed_ad.convert import (
 )
 from zoo.compressed_ad.convert.converter import to_original_state
 from zoo.compressed_ad.nets import compression
-from zoo.compressed_ad.nets.embedding import FactoredEmbedding, LinearEmbedding
-from zoo.compressed_ad.nets.policy import InContextPolicy
-from zoo.compressed_ad.nets.transformer import Transformer
 from zoo.convert.engine import NO_TRAINING
 from zoo.runs.checkpoints import load_checkpoint
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from zoo.compressed_ad.data.curriculum import Curriculum, CurriculumBatches

@@ -1,7 +1,5 @@
 """Batches of histories: no task leaks, ranks and workers see the same, nothing is padded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

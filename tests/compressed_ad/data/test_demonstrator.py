@@ -1,10 +1,7 @@
-from __future__ import annotations
-
 import pytest
 import torch
 
-from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
-from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom, DarkroomPermuted
+from zoo.compressed_ad import DarkKeyToDoor, Darkroom, DarkroomPermuted, EpsilonCurriculum
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from tests.compressed_ad.envs.scripted import PACKAGE  # noqa: F401 - registers the environments
+from zoo.compressed_ad import Darkroom, GymnasiumEnv
 from zoo.compressed_ad.collecting.collect import EpsilonAlgorithm, collect
 from zoo.compressed_ad.collecting.q_learning import QLearning
 from zoo.compressed_ad.data.history import HistoryStore
-from zoo.compressed_ad.envs.grids import Darkroom
-from zoo.compressed_ad.envs.gymnasium_env import GymnasiumEnv
 
 ENV = Darkroom(grid_size=3, horizon=5)
 CORRIDOR = GymnasiumEnv("Corridor-v0", [{"mirrored": False}, {"mirrored": True}], limit=6, reward=[0, 1])

@@ -1,7 +1,5 @@
 """Items are parts of histories, the same for any batch; controls rearrange complete episodes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +8,9 @@ import pytest
 import torch
 
 from tests.compressed_ad.envs.scripted import PACKAGE  # noqa: F401 - registers the environments
+from zoo.compressed_ad import Darkroom, EpsilonCurriculum, GymnasiumEnv
 from zoo.compressed_ad.collecting.collect import EpsilonAlgorithm, collect
 from zoo.compressed_ad.collecting.q_learning import QLearning
-from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.data.history import HistoryStore
 from zoo.compressed_ad.data.windows import (
     DemonstratedSource,
@@ -21,8 +19,6 @@ from zoo.compressed_ad.data.windows import (
     StoredSource,
     WindowOptions,
 )
-from zoo.compressed_ad.envs.grids import Darkroom
-from zoo.compressed_ad.envs.gymnasium_env import GymnasiumEnv
 from zoo.compressed_ad.nets.steps import Steps
 
 ENV = Darkroom(3, 4)

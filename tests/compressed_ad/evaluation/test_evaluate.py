@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path
@@ -11,16 +9,11 @@ import torch
 import yaml
 
 import zoo
+from zoo.compressed_ad import Agent, Darkroom, FactoredEmbedding, InContextPolicy, QueryCompressor, Transformer
 from zoo.compressed_ad.data.history_writer import HistoryWriter
-from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.evaluation import evaluate as module
 from zoo.compressed_ad.evaluation.evaluate import evaluate, load_agent, select_tasks, split_tasks
 from zoo.compressed_ad.evaluation.memory_gap import probe_memory
-from zoo.compressed_ad.inference import Agent
-from zoo.compressed_ad.nets.compression import QueryCompressor
-from zoo.compressed_ad.nets.embedding import FactoredEmbedding
-from zoo.compressed_ad.nets.policy import InContextPolicy
-from zoo.compressed_ad.nets.transformer import Transformer
 from zoo.compressed_ad.rollout import ContextPlayer
 from zoo.runs.export import write_export
 

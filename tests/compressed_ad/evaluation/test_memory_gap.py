@@ -1,15 +1,11 @@
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from zoo.compressed_ad.envs.grids import Darkroom, Env
+from zoo.compressed_ad import Compressor, Darkroom, FactoredEmbedding, InContextPolicy, Transformer
+from zoo.compressed_ad.envs.grids import Env
 from zoo.compressed_ad.evaluation.memory_gap import probe_memory, summarise_gap
-from zoo.compressed_ad.nets.compression import Compressor
-from zoo.compressed_ad.nets.embedding import FactoredEmbedding
-from zoo.compressed_ad.nets.policy import ContextState, InContextPolicy
+from zoo.compressed_ad.nets.policy import ContextState
 from zoo.compressed_ad.nets.steps import Steps
-from zoo.compressed_ad.nets.transformer import Transformer
 from zoo.compressed_ad.rollout import ContextPlayer
 
 ENV = Darkroom(5, 8)

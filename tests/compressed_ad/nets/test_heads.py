@@ -7,10 +7,8 @@ import numpy as np
 import torch
 
 from zoo.common.tensors import sample_uniforms
-from zoo.compressed_ad.envs.base import Env
-from zoo.compressed_ad.envs.point_mass import PointMass
+from zoo.compressed_ad import BinsHead, Env, PointMass
 from zoo.compressed_ad.envs.spaces import Box, Schema
-from zoo.compressed_ad.nets.heads import BinsHead
 from zoo.compressed_ad.nets.steps import Statistics
 
 LOW, HIGH = [-1.0, 0.0, 2.0], [3.0, 0.5, 12.0]

@@ -1,13 +1,9 @@
-from __future__ import annotations
-
 import pytest
 import torch
 
+from zoo.compressed_ad import FactoredEmbedding, InContextPolicy, LinearEmbedding, Transformer
 from zoo.compressed_ad.nets import compression
-from zoo.compressed_ad.nets.embedding import FactoredEmbedding, LinearEmbedding
-from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.steps import Steps
-from zoo.compressed_ad.nets.transformer import Transformer
 
 DIM, GRID, WINDOW, K = 16, 5, 12, 3
 COMPRESSORS = {

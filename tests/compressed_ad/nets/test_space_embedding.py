@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.compressed_ad.envs.base import Env
-from zoo.compressed_ad.envs.point_mass import PointMass
+from zoo.compressed_ad import Env, PointMass, SpaceEmbedding
 from zoo.compressed_ad.envs.spaces import Box, Discrete, Schema, Space
-from zoo.compressed_ad.nets.embedding import SpaceEmbedding
 from zoo.compressed_ad.nets.steps import Statistics, Steps
 
 SPACES: list[tuple[Space, Space]] = [

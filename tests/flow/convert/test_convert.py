@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -12,11 +10,10 @@ from torch import nn
 from zoo.common.build import build
 from zoo.common.configs import load_recipe
 from zoo.convert.engine import NO_TRAINING
+from zoo.flow import DiT, ToyNet, UNet
 from zoo.flow.convert import convert, convert_config, describe, from_original, is_original, original_state, to_original
 from zoo.flow.convert.recipe import FLAGS, options, recipe_path
-from zoo.flow.nets.dit import DiT, sine_table
-from zoo.flow.nets.mlp import ToyNet
-from zoo.flow.nets.unet import UNet
+from zoo.flow.nets.dit import sine_table
 from zoo.runs.checkpoints import load_checkpoint
 
 SIZES = [

@@ -7,10 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from zoo.flow.data.datamodule import ImageData, PointData
+from zoo.flow import ImageData, PointData, PooledTransport
 from zoo.flow.data.image_cache import ImageCache
 from zoo.flow.data.images import DecodedImages
-from zoo.flow.process.coupling import PooledTransport
 
 
 def digits(**kwargs: object) -> ImageData:

@@ -8,10 +8,9 @@ import torch
 from PIL import Image
 
 from tests.flow.conditions import digits, net, prepared, text
+from zoo.flow import ImageData, Inpainting
 from zoo.flow.data import image_sets
-from zoo.flow.data.datamodule import ImageData
 from zoo.flow.data.item_conditions import CAPTION, DERIVED, CachedPromptStates
-from zoo.flow.process.image_conditions import Inpainting
 from zoo.training.resume import item_seed
 
 

@@ -6,13 +6,8 @@ import pytest
 import torch
 
 from tests.flow.pair_files import write_pairs
-from zoo.flow.data.pair_data import PairData
-from zoo.flow.nets.mlp import ToyNet
-from zoo.flow.process.coupling import WithinClassTransport
-from zoo.flow.process.paths import ConditionalOT
+from zoo.flow import ConditionalOT, FlowTask, PairData, ToyNet, UniformTimes, WithinClassTransport
 from zoo.flow.process.sampling import noise
-from zoo.flow.process.time_samplers import UniformTimes
-from zoo.flow.task import FlowTask
 
 
 def pairs(folder: Path, **options: float) -> PairData:

@@ -1,11 +1,8 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 
-from zoo.flow import rendering
-from zoo.flow.data.datamodule import ImageData
+from zoo.flow import ImageData, rendering
 from zoo.flow.evaluation.metrics import frechet_distance
 from zoo.flow.evaluation.samples import matching_labels, read_digits, read_reference, read_samples
 

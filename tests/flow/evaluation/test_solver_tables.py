@@ -6,17 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from zoo.flow import ConditionalOT, DiT, Guidance, Inpainting, Sampler, Solver, VelocityNet
 from zoo.flow.data import points
 from zoo.flow.evaluation import solver_tables as tables
 from zoo.flow.evaluation.references import build_quality
 from zoo.flow.inference.requests import GenerationRequest
-from zoo.flow.inference.sampler import Sampler
-from zoo.flow.nets.dit import DiT
-from zoo.flow.nets.velocity import VelocityNet
-from zoo.flow.process.guidance import Guidance
-from zoo.flow.process.image_conditions import Inpainting
-from zoo.flow.process.paths import ConditionalOT
-from zoo.flow.process.solvers import Solver
 
 SEEDS = [3, 4, 5, 6]
 

@@ -10,16 +10,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from zoo.cli.main import main
+from zoo.flow import ConditionalOT, Guidance, Sampler, Solver, ToyNet, UNet, VelocityNet
 from zoo.flow.inference.generate import generate as generate_folder
 from zoo.flow.inference.request_files import read_request_file
 from zoo.flow.inference.requests import GenerationRequest, load_sampler, sample_requests
-from zoo.flow.inference.sampler import Sampler
-from zoo.flow.nets.mlp import ToyNet
-from zoo.flow.nets.unet import UNet
-from zoo.flow.nets.velocity import VelocityNet
-from zoo.flow.process.guidance import Guidance
-from zoo.flow.process.paths import ConditionalOT
-from zoo.flow.process.solvers import Solver
 from zoo.runs.export import write_export
 
 

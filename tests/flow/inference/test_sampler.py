@@ -6,13 +6,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from zoo.flow.inference.sampler import Sampler
-from zoo.flow.nets.mlp import ToyNet
-from zoo.flow.nets.velocity import VelocityNet
-from zoo.flow.process.guidance import Guidance
-from zoo.flow.process.paths import ConditionalOT
+from zoo.flow import ConditionalOT, Guidance, Sampler, Solver, ToyNet, VelocityNet
 from zoo.flow.process.sampling import inpaint, interpolate, invert, noise, straightness
-from zoo.flow.process.solvers import Solver
 
 
 class Level(VelocityNet):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -9,8 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.harness import REPOSITORY
 from zoo.blocks.autoencoder import AutoencoderKL
-from zoo.flow.nets.autoencoder import FrozenAutoencoder
-from zoo.flow.nets.latent_space import LatentSpace
+from zoo.flow import FrozenAutoencoder, LatentSpace
 
 # Written by diffusers 0.36.0: random weights, its encoder's mean and log-variance of `images`, its decoding of `z`.
 GOLDEN = REPOSITORY / "tests" / "data" / "autoencoder_kl"

@@ -1,17 +1,10 @@
-from __future__ import annotations
-
 import itertools
 
 import pytest
 import torch
 
-from zoo.flow.process.coupling import (
-    OptimalTransport,
-    PooledTransport,
-    WithinClassTransport,
-    match_pairs,
-    match_within_classes,
-)
+from zoo.flow import OptimalTransport, PooledTransport, WithinClassTransport
+from zoo.flow.process.coupling import match_pairs, match_within_classes
 
 
 @pytest.fixture

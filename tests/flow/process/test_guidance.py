@@ -1,12 +1,9 @@
-from __future__ import annotations
-
 import pytest
 import torch
 
-from zoo.flow.nets.velocity import VelocityNet
+from zoo.flow import ConditionalOT, Cosine, Guidance, NestedGuidance, VelocityNet
 from zoo.flow.process.conditions import ConditionBatch
-from zoo.flow.process.guidance import Guidance, NestedGuidance, velocity_field
-from zoo.flow.process.paths import ConditionalOT, Cosine
+from zoo.flow.process.guidance import velocity_field
 
 
 class Table(VelocityNet):

@@ -1,13 +1,10 @@
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
 
-from zoo.flow.process.paths import ConditionalOT
+from zoo.flow import ConditionalOT, Solver
 from zoo.flow.process.sampling import inpaint, noise, slerp, straightness
-from zoo.flow.process.solvers import Solver
 
 
 def curl(t: float, x: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -8,32 +6,22 @@ import pytest
 import torch
 
 from tests.numeric import assert_agrees
+from tests.parity.recorded import close
+from zoo.audiosr import DDIM, CosineDiffusion, MelFeatures, UNet
 from zoo.audiosr.data.cutoff import share_cutoff, spectrum
 from zoo.audiosr.data.simulate import FILTER_TYPES, lowpass
-from zoo.audiosr.diffusion import CosineDiffusion
-from zoo.audiosr.nets.features import MelFeatures
-from zoo.audiosr.nets.unet import UNet
-from zoo.audiosr.samplers import DDIM, time_grid
+from zoo.audiosr.nets.denoiser import concat
+from zoo.audiosr.samplers import time_grid
 from zoo.blocks.image import classifier_free_guidance
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.hifigan.nets.generator import Generator
 
-pytestmark = pytest.mark.shared
 STATED = {"atol": 1e-4, "rtol": 1e-3}  # the wider one holds
-
-
-@pytest.fixture(scope="module")
-def folder(shared: Path) -> Path:
-    return shared / "golden" / "audiosr"
 
 
 def arrays(path: Path) -> dict[str, torch.Tensor]:
     with np.load(path) as archive:
         return {key: torch.from_numpy(archive[key]) for key in archive.files}
-
-
-def close(actual: torch.Tensor, expected: torch.Tensor, atol: float) -> None:
-    torch.testing.assert_close(actual, expected, atol=atol, rtol=0)
 
 
 def test_schedule_noising_and_target(folder):
@@ -58,6 +46,13 @@ def unet(folder: Path) -> UNet:
         {key: value.float() for key, value in load_foreign_checkpoint(folder / "common" / "audiosr_unet.pt").items()}
     )
     return net
+
+
+@torch.no_grad()
+def test_audiosrs_own_unet(folder, unet):
+    golden = arrays(folder / "common" / "audiosr_unet_ddim.npz")
+    x = concat(golden["x_T"], golden["cond"] * golden["scale_factor"].float())
+    assert_agrees(lambda net, x: net(x, golden["unet_t"]), unet, x, recorded=golden["unet_out"], **STATED)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The crowd against the original: logits, hidden states, losses, and the gradients of every agent in every mode."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from zoo.ci_llm.losses.diversity import Diversity
+from zoo.ci_llm import Agents, Backbone, Crowd, Diversity
 from zoo.ci_llm.losses.likelihood import losses
 from zoo.ci_llm.losses.objective import CrowdObjective
-from zoo.ci_llm.nets.agents import Agents
-from zoo.ci_llm.nets.backbone import Backbone
-from zoo.ci_llm.nets.crowd import Crowd
-
-pytestmark = pytest.mark.shared
 
 SIDES = ["right", "left"]
 MODES = [("batched", None), ("sequential", None), ("chunked", 2), ("chunked", 1)]

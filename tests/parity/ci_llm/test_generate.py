@@ -4,13 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from zoo.ci_llm.aggregation import Mean
+from zoo.ci_llm import Agents, Backbone, Crowd, Mean
 from zoo.ci_llm.inference.generate import generate
-from zoo.ci_llm.nets.agents import Agents
-from zoo.ci_llm.nets.backbone import Backbone
-from zoo.ci_llm.nets.crowd import Crowd
-
-pytestmark = pytest.mark.shared
 
 
 @pytest.fixture(scope="module", params=["batched", "sequential"])

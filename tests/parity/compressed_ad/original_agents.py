@@ -1,13 +1,9 @@
 """How the original's models act, step by step, with their faults: for comparison with it, not for use."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from zoo.compressed_ad.nets.compression import Compressor
-from zoo.compressed_ad.nets.embedding import LinearEmbedding
-from zoo.compressed_ad.nets.policy import InContextPolicy
+from zoo.compressed_ad import Compressor, InContextPolicy, LinearEmbedding
 from zoo.compressed_ad.nets.steps import Steps
 
 

@@ -1,26 +1,14 @@
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
-from tests.conftest import reference_folder
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.compressed_ad.convert import convert, describe, from_original, is_original, original_state, to_original
-from zoo.compressed_ad.convert.converter import to_original_state
 from zoo.convert.engine import NO_TRAINING
 from zoo.runs.checkpoints import load_checkpoint
 
-pytestmark = pytest.mark.shared
-
 KINDS = {"ad": "AD", "cad": "CAD", "cadv1": "v1"}
-
-
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    return reference_folder("compressed_ad")
 
 
 def assert_equal_files(after: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> None:
@@ -57,20 +45,6 @@ def test_what_the_files_state(folder, name):
         assert facts["compressor"]["heads"] == 2 and facts["compressor"]["num_latents"] == 6
     policy = from_original(path)
     assert not policy.training and facts["values"] == sum(value.numel() for value in policy.state_dict().values())
-
-
-def test_the_originals_names_and_shapes(folder):
-    listed = json.loads((folder / "state_dict_keys.json").read_text())
-    keys = {
-        "ad": listed["ad_state_dict"],
-        "cad": listed["cad_state_dict"],
-        "cadv1": json.loads((folder / "cadv1_state_dict_keys.json").read_text())["state_dict"],
-    }
-    for name, kind in KINDS.items():
-        reference = to_original_state(from_original(folder / f"{name}_ckpt-0.pt").state_dict(), kind)
-        assert {key: list(value.shape) for key, value in reference.items()} == {
-            key: shape for key, (shape, _) in keys[name].items()
-        }
 
 
 def test_checkpoints_hold_what_inference_needs(folder, tmp_path):

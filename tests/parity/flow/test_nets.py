@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -7,20 +5,12 @@ import pytest
 import torch
 
 from tests.numeric import assert_agrees
+from tests.parity.recorded import close
 from zoo.common.safe_load import load_foreign_checkpoint
+from zoo.flow import ConditionalOT, Guidance, Solver, UNet
 from zoo.flow.convert import convert, convert_config, describe, from_original, is_original, original_state, to_original
-from zoo.flow.nets.unet import UNet
-from zoo.flow.process.guidance import Guidance, velocity_field
-from zoo.flow.process.paths import ConditionalOT
-from zoo.flow.process.solvers import Solver
+from zoo.flow.process.guidance import velocity_field
 from zoo.training.schedules import WarmupConstant
-
-pytestmark = pytest.mark.shared
-
-
-@pytest.fixture(scope="module")
-def folder(shared: Path) -> Path:
-    return shared / "golden" / "flow"
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +21,6 @@ def golden(folder: Path) -> dict:
 @pytest.fixture
 def net(folder: Path) -> UNet:
     return from_original(folder / "cfg_fmsave.ckpt")
-
-
-def close(actual: torch.Tensor, expected: torch.Tensor, atol: float) -> None:
-    torch.testing.assert_close(actual, expected, atol=atol, rtol=0)
 
 
 def test_full_size_net_has_the_originals_names_and_parameters(folder):
@@ -66,14 +52,17 @@ def test_path_and_target(golden):
 
 
 @pytest.mark.parametrize(
-    ("key", "guidance", "labelled"),
+    ("key", "guidance", "labelled", "name"),
     [
-        ("traj_cfg7.5", Guidance(7.5, null_mode="none"), True),
-        ("traj_cfg7.5_nulllabel_variant", Guidance(7.5), True),
-        ("traj_scale1", None, False),
+        ("traj_cfg7.5", Guidance(7.5, null_mode="none"), True, "cfg"),
+        ("traj_cfg7.5_nulllabel_variant", Guidance(7.5), True, "cfg"),
+        ("traj_scale1", None, False, "cfg"),
+        ("traj_uncond_model", None, False, "nocfg"),
     ],
 )
-def test_trajectories(golden, net, key, guidance, labelled):
+def test_trajectories(folder, golden, key, guidance, labelled, name):
+    net = from_original(folder / f"{name}_fmsave.ckpt")
+
     def evaluate(net, x0):
         field = velocity_field(net, ConditionalOT(0.001), golden["label"] if labelled else None, guidance)
         solution = Solver("euler", 5).solve(field, x0, keep_trajectory=True)
@@ -81,13 +70,6 @@ def test_trajectories(golden, net, key, guidance, labelled):
         return torch.stack(solution.trajectory)
 
     assert_agrees(evaluate, net, golden[key][0], recorded=golden[key], atol=1e-4)
-
-
-def test_trajectory_of_the_unconditional_net(folder, golden):
-    net = from_original(folder / "nocfg_fmsave.ckpt")
-    expected = golden["traj_uncond_model"]
-    solution = Solver("euler", 5).solve(velocity_field(net, ConditionalOT()), expected[0], keep_trajectory=True)
-    close(torch.stack(solution.trajectory), expected, 1e-4)
 
 
 def test_loss_and_gradients(golden, net):

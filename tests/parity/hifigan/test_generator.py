@@ -1,17 +1,10 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.conftest import reference_folder
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.hifigan.convert import from_original
-from zoo.hifigan.nets.conditioners import PrenetConditioner
-from zoo.hifigan.nets.generator import Generator
-
-pytestmark = pytest.mark.shared
 
 SSL_CONFIG = {
     "resblock": "1",
@@ -22,11 +15,6 @@ SSL_CONFIG = {
     "resblock_dilation_sizes": [[1, 3, 5]] * 3,
     "conformer_num_heads": 4,
 }
-
-
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    return reference_folder("hifigan")
 
 
 @pytest.fixture(scope="module")
@@ -68,19 +56,3 @@ def test_ssl_vocoders(shared, case):
     with torch.no_grad():
         wave = generator(golden["input_feature"].transpose(1, 2))
     torch.testing.assert_close(wave, golden["waveform"], atol=1e-6, rtol=0)
-
-
-def test_older_prenet(shared):
-    case_folder = shared / "golden" / "miipher" / "vocoder_prenet_mel"
-    state = load_foreign_checkpoint(case_folder / "checkpoint_96k.pt")["generator_modules"]
-    dropped = {"prenet.scale", "prenet.pos_enc.pe"}
-    state = {key.replace("prenet.", "conditioner."): value for key, value in state.items() if key not in dropped}
-    state = {key.removeprefix("generator."): value for key, value in state.items()}
-    prenet = PrenetConditioner(8, 80, layers=2, heads=8)
-    generator = Generator(in_channels=8, initial_channels=16, conditioner=prenet).eval()
-    generator.load_state_dict(state)
-    golden = load_foreign_checkpoint(case_folder / "io.pt")
-    x = golden["input_feature"]
-    with torch.no_grad():
-        torch.testing.assert_close(prenet(x), golden["mel"], atol=1e-5, rtol=0)
-        torch.testing.assert_close(generator(x), golden["waveform"], atol=1e-6, rtol=0)

@@ -1,7 +1,5 @@
 """Discriminators and three training steps against the original, from weights computed by the goldens' formula."""
 
-from __future__ import annotations
-
 import json
 import math
 import zlib
@@ -13,7 +11,6 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from tests.conftest import reference_folder
 from tests.numeric import exactly
 from zoo.audio.analysis.mel import LogMel
 from zoo.common.safe_load import load_foreign_checkpoint
@@ -21,13 +18,6 @@ from zoo.hifigan.convert import from_original
 from zoo.hifigan.convert.layouts import to_original_names, to_zoo_names
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
 from zoo.training.adversarial import adversarial_loss, discriminator_loss, feature_matching_loss
-
-pytestmark = pytest.mark.shared
-
-
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    return reference_folder("hifigan")
 
 
 def formula(name: str, shape: tuple[int, ...], fan_in: int, spectral: bool) -> torch.Tensor:

@@ -1,7 +1,5 @@
 """What a benchmark compares computes the same."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,16 +1,10 @@
 """What a benchmark compares computes the same."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 
 from scripts.bench.compressed_ad_originals import LastActionPolicy, PythonDarkroom, PythonEnvs
-from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
-from zoo.compressed_ad.envs.grids import Darkroom
-from zoo.compressed_ad.nets.embedding import LinearEmbedding
-from zoo.compressed_ad.nets.policy import InContextPolicy
-from zoo.compressed_ad.nets.transformer import Transformer
+from zoo.compressed_ad import Darkroom, EpsilonCurriculum, InContextPolicy, LinearEmbedding, Transformer
 
 ENV = Darkroom(3, 4)
 

@@ -1,7 +1,5 @@
 """What a benchmark compares computes the same."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch
@@ -9,11 +7,8 @@ from torch import nn
 
 from scripts.bench import flow as benchmark
 from scripts.bench.flow import PlainStep
-from zoo.flow.nets.unet import UNet
-from zoo.flow.process.guidance import Guidance, velocity_field
-from zoo.flow.process.paths import ConditionalOT
-from zoo.flow.process.time_samplers import UniformTimes
-from zoo.flow.task import FlowTask
+from zoo.flow import ConditionalOT, FlowTask, Guidance, UNet, UniformTimes
+from zoo.flow.process.guidance import velocity_field
 from zoo.training.schedules import WarmupConstant
 
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import lightning as L
@@ -11,10 +9,8 @@ from scripts.bench import hifigan_baselines as baselines
 from scripts.bench.tools import interleave_with_trainer
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.corpora.corpus import CorpusOptions
-from zoo.hifigan.data import ValidationSplit, VocoderData
-from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator
-from zoo.hifigan.nets.generator import Generator
-from zoo.hifigan.task import HiFiGANTask
+from zoo.hifigan import Generator, HiFiGANTask, MultiPeriodDiscriminator, VocoderData
+from zoo.hifigan.data import ValidationSplit
 
 WEIGHTS = {"d/mpd": 1.0, "g/adv_mpd": 1.0, "g/fm_mpd": 2.0, "g/mel": 45.0}
 

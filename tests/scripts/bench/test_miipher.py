@@ -1,15 +1,11 @@
 """What a benchmark compares computes the same."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from scripts.bench import miipher as benchmark
 from scripts.bench.miipher import SMALL, AdapterStep, OriginalStep, WholeBackbone
-from zoo.miipher.nets.adapters import ParallelAdapters
-from zoo.miipher.nets.backbone import Backbone
-from zoo.miipher.nets.cleaner import Cleaner
+from zoo.miipher import Backbone, Cleaner, ParallelAdapters
 
 
 def whole_and_truncated(pad: bool = True) -> tuple[WholeBackbone, Backbone]:

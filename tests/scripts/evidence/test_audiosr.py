@@ -1,7 +1,5 @@
 """Evidence of AudioSR by its command; trainings and evaluations are stood in for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The comparison of crowds at tiny size: tasks without leaks, arms as large as they say, scores of their definition."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

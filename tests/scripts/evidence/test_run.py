@@ -1,7 +1,5 @@
 """All evidence by one command: its seeds, thresholds and page, what a kill leaves, and, when asked, its verdict."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -17,9 +17,8 @@ import scipy
 import soundfile
 
 from zoo.audio.corpora.synthetic import SyntheticSpeech
-from zoo.audio.io.chunking import match_array_length
 from zoo.audio.io.files import BLOCK_SAMPLES
-from zoo.audio.io.resample import resample_array
+from zoo.audio.io.resample import match_array_length, resample_array
 from zoo.common.checks import check_one_of
 
 _PAD_SECONDS = 0.05  # of silence behind the signal, so that no codec cuts its end

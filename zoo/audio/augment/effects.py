@@ -8,8 +8,7 @@ from typing import Literal
 import numpy as np
 import scipy
 
-from zoo.audio.io.chunking import match_array_length
-from zoo.audio.io.resample import resample_array
+from zoo.audio.io.resample import match_array_length, resample_array
 
 PACKET_SECONDS = 0.02  # one RTP packet of the usual speech codecs
 SILENCE = 1e-4  # -80 dBFS: a crop whose peak lies below is three steps of 16 bits, no noise to be amplified

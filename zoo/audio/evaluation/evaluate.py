@@ -22,14 +22,21 @@ from zoo.audio.evaluation.dnsmos import DNSMOS
 from zoo.audio.evaluation.measures import METRICS, AudioPair, available_metrics, check_names, compute_metrics
 from zoo.audio.evaluation.models import MetricModel, MOSPredictor
 from zoo.audio.evaluation.similarity import SpeakerSimilarity
-from zoo.audio.evaluation.summary import MetricColumn, failure_lines, summarize, summary_table
+from zoo.audio.evaluation.summary import (
+    MetricColumn,
+    failed_rows,
+    failure_lines,
+    summarize,
+    summary_table,
+    write_tables,
+)
 from zoo.audio.io import files
 from zoo.audio.io.resample import resample_array
 from zoo.audio.parallel import map_in_processes
 from zoo.common.foreign_files import read_lines
 from zoo.common.journal import Journal, format_error
 from zoo.common.locks import writes_into
-from zoo.common.reports import Row, write_report
+from zoo.common.reports import Row
 from zoo.common.statistics import LEVEL
 
 log = logging.getLogger(__name__)
@@ -38,7 +45,6 @@ CLEAN, DEGRADED = "clean", "degraded"
 PER_FILE = "per_file.csv"
 JOURNAL_NAME = "per_file.jsonl"
 MAX_LENGTH_DIFFERENCE_SECONDS = 0.1  # a larger one means another recording, or a restoration that lost its tail
-_TEXTS = ("name", "system", "status", "reason")
 _FACTS = ("seconds", "length_difference_seconds", "level_db")
 
 
@@ -118,7 +124,7 @@ class Evaluation:
     @property
     def failed_rows(self) -> list[Row]:
         """The rows without measurements."""
-        return [row for row in self.rows if row["status"] == "failed"]
+        return failed_rows(self.rows)
 
 
 def evaluate(
@@ -153,22 +159,14 @@ def evaluate(
 def _write_report(output: Path, evaluation: Evaluation, settings: Settings) -> None:
     weights = dict.fromkeys(column.weight for column in settings.columns if column.weight)
     numbers = [*_FACTS, *(column.name for column in settings.columns), *weights]
-    content = {
-        PER_FILE: ([*_TEXTS, *numbers], [dict.fromkeys(numbers, math.nan) | row for row in evaluation.rows]),
-        "summary.csv": (list(evaluation.summary[0]), evaluation.summary),
-        "summary.json": {
-            "version": zoo.__version__,
-            "sample_rates": {column.name: rate for column, rate in settings.columns.items()},
-            "match_level": settings.match_level,
-            "models": [str(model) for model in settings.models],
-            "confidence": LEVEL,
-            "clean_files_left_out": evaluation.unpaired,
-            "failed": [{key: row[key] for key in ("system", "name", "reason")} for row in evaluation.failed_rows],
-            "summary": evaluation.summary,
-        },
-        "report.md": _markdown(evaluation, settings),
+    facts = {
+        "sample_rates": {column.name: rate for column, rate in settings.columns.items()},
+        "match_level": settings.match_level,
+        "models": [str(model) for model in settings.models],
+        "clean_files_left_out": evaluation.unpaired,
     }
-    write_report(output, content, indent=2)
+    report = _markdown(evaluation, settings)
+    write_tables(output, PER_FILE, numbers, evaluation.rows, evaluation.summary, report, facts)
 
 
 def _measure_missing(items: Sequence[EvaluationItem], output: Path, settings: Settings, workers: int) -> list[Row]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from zoo.common.reports import Row, markdown_table
-from zoo.common.statistics import bootstrap_mean
+from zoo import __version__
+from zoo.common.reports import Row, markdown_table, write_report
+from zoo.common.statistics import LEVEL, bootstrap_mean
+
+_TEXTS = ("name", "system", "status", "reason")  # columns of a row before its numbers
 
 
 class MetricColumn(NamedTuple):
@@ -75,6 +79,32 @@ def _defined_values(
         if row["system"] == system and math.isfinite(value) and weight > 0:
             pairs[row["name"]] = value, weight
     return pairs
+
+
+def failed_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows without measurements."""
+    return [row for row in rows if row["status"] == "failed"]
+
+
+def write_tables(
+    output: Path, name: str, numbers: Sequence[str], rows: Sequence[Row], summary: Sequence[Row], report: str,
+    facts: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Write an evaluation: rows with columns of numbers as `name`, summary.csv, summary.json with facts, report.md."""
+    content = {
+        "version": __version__,
+        "confidence": LEVEL,
+        **facts,
+        "failed": [{key: row[key] for key in ("system", "name", "reason")} for row in failed_rows(rows)],
+        "summary": summary,
+    }
+    tables = {
+        name: ([*_TEXTS, *numbers], [dict.fromkeys(numbers, math.nan) | row for row in rows]),
+        "summary.csv": (list(summary[0]), summary),
+        "summary.json": content,
+        "report.md": report,
+    }
+    write_report(output, tables, indent=2)
 
 
 def summary_table(summary: Sequence[Mapping[str, Any]], kind: str = "mean") -> str:

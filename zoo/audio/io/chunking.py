@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
+from typing import IO
 
 import numpy as np
 
@@ -169,11 +170,6 @@ def crossfade(old: np.ndarray, new: np.ndarray) -> np.ndarray:
     return new + (old - new) * weights
 
 
-def match_array_length(audio: np.ndarray, samples: int) -> np.ndarray:
-    """Give a signal (T,) an exact length: what is too much is cut, what is missing is zero."""
-    return np.pad(audio[:samples], (0, max(samples - len(audio), 0)))
-
-
 def match_length(blocks: Iterable[np.ndarray], samples: int) -> Iterator[np.ndarray]:
     """Give a stream of pieces (..., n) an exact length: what is too much is cut, what is missing is zero."""
     rest = samples
@@ -196,6 +192,18 @@ def resample_blocks(blocks: Iterable[np.ndarray], source_rate: int, target_rate:
         yield resampler.push(block)
     if resampler is not None:
         yield resampler.push(block[:, :0], last=True)
+
+
+def store_piece(spool: IO[bytes], piece: np.ndarray) -> None:
+    """Append a piece (C, n) to a temporary file, float32, sample after sample."""
+    spool.write(np.ascontiguousarray(piece.T, dtype=np.float32).tobytes())
+
+
+def stored_pieces(spool: IO[bytes], channels: int, samples: int) -> Iterator[np.ndarray]:
+    """Read a temporary file of `store_piece` from its beginning in pieces (C, n) of at most so many samples."""
+    spool.seek(0)
+    while data := spool.read(4 * channels * samples):
+        yield np.frombuffer(data, np.float32).reshape(-1, channels).T
 
 
 def mix_to_mono(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:

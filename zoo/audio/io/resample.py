@@ -1,4 +1,4 @@
-"""Sample-rate conversion: band-limited sinc for tensors, soxr for arrays and streams."""
+"""Sample rates and lengths of signals: a band-limited sinc for tensors, soxr for arrays and streams."""
 
 from __future__ import annotations
 
@@ -45,6 +45,11 @@ def resample_array(x: np.ndarray, source_rate: int, target_rate: int) -> np.ndar
     if source_rate == target_rate:
         return x
     return np.ascontiguousarray(soxr.resample(np.ascontiguousarray(x.T), source_rate, target_rate).T)
+
+
+def match_array_length(audio: np.ndarray, samples: int) -> np.ndarray:
+    """Give a signal (T,) an exact length: what is too much is cut, what is missing is zero."""
+    return np.pad(audio[:samples], (0, max(samples - len(audio), 0)))
 
 
 class StreamResampler:

@@ -90,10 +90,12 @@ def _trainer(settings: SettingsReader) -> dict[str, Any]:
     if protects or stops:
         threshold, patience = threshold if protects else math.inf, patience if stops else None
         callbacks.append(component("zoo.audiosr.LossMonitor", threshold=threshold, factor=factor, patience=patience))
+    scaler = component("torch.amp.GradScaler", init_scale=scale)
+    plugin = component("lightning.pytorch.plugins.MixedPrecision", precision="16-mixed", device="cuda", scaler=scaler)
     return {
         "devices": 1,
         "precision": None if mixed else "32-true",
-        **({"plugins": [_mixed_precision(scale)]} if mixed else {}),
+        **({"plugins": [plugin]} if mixed else {}),
         "accumulate_grad_batches": accumulated,
         "gradient_clip_val": 1.0,
         "log_every_n_steps": settings.number("train.log_interval", 10, int),
@@ -103,13 +105,6 @@ def _trainer(settings: SettingsReader) -> dict[str, Any]:
         "default_root_dir": settings.get("experiment.out_dir"),
         "callbacks": callbacks,
     }
-
-
-def _mixed_precision(init_scale: float) -> dict[str, Any]:
-    """Describe fp16 autocast on a GPU whose loss scale begins at `init_scale`."""
-    scaler = component("torch.amp.GradScaler", init_scale=init_scale)
-    plugin = "lightning.pytorch.plugins.MixedPrecision"
-    return component(plugin, precision="16-mixed", device="cuda", scaler=scaler)
 
 
 def _model(settings: SettingsReader, params: Mapping[str, Any], layout: str) -> dict[str, Any]:

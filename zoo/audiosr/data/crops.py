@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from zoo.audio.corpora.corpus import PEAK
-from zoo.audio.io.chunking import match_array_length
 from zoo.audio.io.files import AudioFileError
+from zoo.audio.io.resample import match_array_length
 from zoo.audiosr.data.cutoff import estimate_cutoff
 from zoo.audiosr.data.simulate import Simulation
 from zoo.audiosr.data.sources import Recordings
@@ -52,42 +52,45 @@ class SilenceFilter:
         return float(np.mean(np.sqrt(energy / lengths) < self.threshold))
 
 
-def choose_crop(
-    recordings: Recordings, candidates: Iterable[tuple[int, int]], samples: int, silence: SilenceFilter, rate: int
-) -> Pair:
-    """Take the first candidate (clip and first sample) that is not silent, or else the least silent one.
-
-    Zeros are appended to a shorter clip and do not count as silence. AudioFileError where none could be read.
-    """
-    best: Pair | None = None
-    least, failure = 2.0, AudioFileError("no crop to choose from")
-    for index, start in candidates:
-        try:
-            high, low = recordings.read(index, start, samples)
-        except AudioFileError as error:
-            failure = error
-            continue
-        share = silence.silent_share(high, rate)
-        if share < least:
-            least, best = share, (high, low)
-        if share <= silence.max_share:
-            break
-    if best is None:
-        raise failure
-    high, low = best
-    return match_array_length(high, samples), None if low is None else match_array_length(low, samples)
-
-
 @dataclass(eq=False)
-class Crops(Dataset[Item]):
-    """Random crops with fresh degradations, keyed by (epoch, item): independent of workers and ranks."""
+class _Excerpts(Dataset[Item]):
+    """Clips, and which excerpts of them are taken."""
 
     recordings: Recordings
     indices: Clips
     sample_rate: int
-    segment_samples: int  # length of a crop
+    samples: int  # length of an excerpt
     silence: SilenceFilter
     simulation: Simulation  # makes the counterparts where the data has none
+
+    def choose(self, candidates: Iterable[tuple[int, int]]) -> Pair:
+        """Take the first candidate (clip and first sample) that is not silent, or else the least silent one.
+
+        Zeros are appended to a shorter clip and do not count as silence. AudioFileError where none could be read.
+        """
+        best: Pair | None = None
+        least, failure = 2.0, AudioFileError("no crop to choose from")
+        for index, start in candidates:
+            try:
+                high, low = self.recordings.read(index, start, self.samples)
+            except AudioFileError as error:
+                failure = error
+                continue
+            share = self.silence.silent_share(high, self.sample_rate)
+            if share < least:
+                least, best = share, (high, low)
+            if share <= self.silence.max_share:
+                break
+        if best is None:
+            raise failure
+        high, low = best
+        return match_array_length(high, self.samples), None if low is None else match_array_length(low, self.samples)
+
+
+@dataclass(eq=False)
+class Crops(_Excerpts):
+    """Random crops with fresh degradations, keyed by (epoch, item): independent of workers and ranks."""
+
     seed: int
     max_gain_db: float | None = None  # by which a crop is raised to the level of restoring
 
@@ -97,8 +100,7 @@ class Crops(Dataset[Item]):
     def __getitem__(self, key: Key) -> Item:
         epoch, item = key
         rng = np.random.default_rng(item_seed(self.seed, epoch, item))
-        candidates = self._candidates(int(self.indices[item]), rng)
-        high, low = choose_crop(self.recordings, candidates, self.segment_samples, self.silence, self.sample_rate)
+        high, low = self.choose(self._candidates(int(self.indices[item]), rng))
         if low is None:
             low, cutoff_hz = self.simulation.degrade(high, self.sample_rate, rng)
         else:
@@ -113,25 +115,19 @@ class Crops(Dataset[Item]):
             index = clip
             if attempt >= OWN_TRIES:
                 index = int(self.indices[int(rng.integers(len(self.indices)))])
-            room = max(self.recordings.length(index) - self.segment_samples, 0)
+            room = max(self.recordings.length(index) - self.samples, 0)
             if 0 < attempt < OWN_TRIES and room == 0:
                 continue
             yield index, int(rng.integers(room + 1))
 
 
 @dataclass(eq=False)
-class ValidationGrid(Dataset[Item]):
-    """Every validation clip at every cut-off: the same crop, filter type and order in every run.
+class ValidationGrid(_Excerpts):
+    """Every validation clip at every cut-off: the same crop, the first that is not silent, filter type and order.
 
     Rows have the number of the `item` besides.
     """
 
-    recordings: Recordings
-    indices: Clips
-    sample_rate: int
-    samples: int  # length of the excerpt, the first that is not silent
-    silence: SilenceFilter
-    simulation: Simulation
     cutoffs_hz: Sequence[float]  # Hz; not used where the data has counterparts: one item a clip then
 
     def __post_init__(self) -> None:
@@ -146,8 +142,7 @@ class ValidationGrid(Dataset[Item]):
         index = int(self.indices[clip])
         room = max(self.recordings.length(index) - self.samples, 0)
         starts = np.unique(np.linspace(0, room, OWN_TRIES + OTHER_TRIES).astype(int))
-        candidates = [(index, int(start)) for start in starts]
-        high, low = choose_crop(self.recordings, candidates, self.samples, self.silence, self.sample_rate)
+        high, low = self.choose((index, int(start)) for start in starts)
         cutoff_hz = self.cutoffs_hz[column]
         if low is None:
             low = self.simulation.limit_band(high, self.sample_rate, cutoff_hz, number=clip + column)

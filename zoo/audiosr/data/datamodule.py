@@ -11,10 +11,10 @@ import numpy as np
 
 from zoo.audio import EmbeddedCorpus
 from zoo.audio.corpora.cache import CorpusCache, build_cache
-from zoo.audio.corpora.corpus import Corpus, CorpusOptions, cache_dir, select
+from zoo.audio.corpora.corpus import Corpus, CorpusOptions, MemoryCorpus, cache_dir, select
 from zoo.audiosr.data.crops import Clips, Crops, SilenceFilter, ValidationGrid
 from zoo.audiosr.data.simulate import Simulation, max_cutoff_hz
-from zoo.audiosr.data.sources import Part, Recordings, find_parts, match_pairs, read_into_memory
+from zoo.audiosr.data.sources import Part, Recordings, find_parts, match_pairs
 from zoo.common.checks import check_at_least, check_one_of, check_within, find_data_folder
 from zoo.training.datamodule import ZooDataModule
 
@@ -197,7 +197,9 @@ class SuperResolutionData(ZooDataModule):
 
     def _open(self, folder: Path) -> Corpus:
         cache = CorpusCache(folder)
-        return read_into_memory(cache) if self.cache_mode == "ram" else cache
+        if self.cache_mode == "memmap":
+            return cache
+        return MemoryCorpus(cache.names, [cache.read(index) for index in range(len(cache.lengths))])
 
 
 def default_cutoffs(sample_rate: int) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 import scipy
 
-from zoo.audio.io.chunking import match_array_length
+from zoo.audio.io.resample import match_array_length
 from zoo.common.checks import check_at_least, check_one_of, check_within
 
 FilterType = Literal["butter", "cheby1", "ellip", "bessel"]
@@ -42,7 +42,13 @@ def lowpass(
     """
     if audio.ndim != 1 or not audio.size:
         raise ValueError(f"expected audio (T,) of at least one sample, found shape {audio.shape}")
-    sections = _sections(sample_rate, cutoff_hz, filter_type, order)
+    if not 0 < cutoff_hz < sample_rate / 2:
+        raise ValueError(f"cutoff_hz lies between 0 and half the sample rate, {sample_rate / 2} Hz; found {cutoff_hz}")
+    check_at_least(1, order=order)
+    check_one_of(FILTER_TYPES, filter_type=filter_type)
+    sections = scipy.signal.iirfilter(
+        order, cutoff_hz, _RIPPLE_DB, _STOP_DB, "lowpass", ftype=filter_type, output="sos", fs=sample_rate
+    )
     filtered = _filter_both_ways(sections, audio)
     if resample:
         narrow = round(2 * cutoff_hz)
@@ -50,16 +56,6 @@ def lowpass(
             filtered = scipy.signal.resample_poly(filtered, *rates)
         filtered = _filter_both_ways(sections, match_array_length(filtered, len(audio)))
     return filtered.astype(np.float32)
-
-
-def _sections(sample_rate: int, cutoff_hz: float, filter_type: FilterType, order: int) -> np.ndarray:
-    if not 0 < cutoff_hz < sample_rate / 2:
-        raise ValueError(f"cutoff_hz lies between 0 and half the sample rate, {sample_rate / 2} Hz; found {cutoff_hz}")
-    check_at_least(1, order=order)
-    check_one_of(FILTER_TYPES, filter_type=filter_type)
-    return scipy.signal.iirfilter(
-        order, cutoff_hz, _RIPPLE_DB, _STOP_DB, "lowpass", ftype=filter_type, output="sos", fs=sample_rate
-    )
 
 
 def _filter_both_ways(sections: np.ndarray, audio: np.ndarray) -> np.ndarray:

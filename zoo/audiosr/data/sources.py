@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from zoo.audio.corpora.cache import CorpusCache, relative_names
-from zoo.audio.corpora.corpus import MAX_EXAMPLES, PEAK, Corpus, MemoryCorpus, corpus_files, without_suffix
+from zoo.audio.corpora.cache import relative_names
+from zoo.audio.corpora.corpus import MAX_EXAMPLES, PEAK, Corpus, corpus_files, without_suffix
 from zoo.audio.io import files
 
 log = logging.getLogger(__name__)
@@ -87,11 +87,6 @@ def _part(root: Path, paired: bool, high: Sequence[Path], lists: tuple[str | Non
             f"name in {low_folder}, several, or one in common: {', '.join(misfits[:MAX_EXAMPLES])}"
         )
     return Part(folder, high, [counterparts[key][0] for key in keys], low_folder, lists)
-
-
-def read_into_memory(cache: CorpusCache) -> MemoryCorpus:
-    """Read all clips of a cache, which forked workers share."""
-    return MemoryCorpus(cache.names, [cache.read(index) for index in range(len(cache.lengths))])
 
 
 @dataclass(eq=False)

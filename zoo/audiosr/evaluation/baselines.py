@@ -7,11 +7,10 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from zoo.audio.io.resample import resample_array
 from zoo.audiosr.data.cutoff import N_FFT
-from zoo.audiosr.inference.crossover import HOP_LENGTH, crossover_gains
+from zoo.audiosr.inference.crossover import crossover_gains, istft, stft
 
 _QUIET_DB = 60.0  # frames so far below the loudest one of their clip say nothing about the envelope
 _FLOOR = 1e-6  # of magnitudes
@@ -33,7 +32,7 @@ def mean_envelope(clips: Iterable[np.ndarray]) -> np.ndarray:
     """Mean natural logarithm (1025,) float64 of the magnitude spectrum of full-band clips (T,) at one sample rate."""
     total, count = torch.zeros(N_FFT // 2 + 1, dtype=torch.float64), 0
     for clip in clips:
-        magnitudes = _stft(torch.from_numpy(np.ascontiguousarray(clip, np.float32))).abs()
+        magnitudes = stft(torch.from_numpy(np.ascontiguousarray(clip, np.float32))).abs()
         levels = magnitudes.square().sum(dim=0)
         loud = magnitudes[:, levels > levels.max() * 10 ** (-_QUIET_DB / 10)]
         total += loud.clamp(min=_FLOOR).log().sum(dim=1)
@@ -50,8 +49,8 @@ def shaped_noise(low: np.ndarray, sample_rate: int, cutoff_hz: float, envelope: 
     sample rate); levels are mean logarithms.
     """
     audio = torch.from_numpy(np.ascontiguousarray(low, np.float32))
-    low_image = _stft(audio)
-    noise = _stft(torch.randn(len(audio), generator=torch.Generator().manual_seed(0)))
+    low_image = stft(audio)
+    noise = stft(torch.randn(len(audio), generator=torch.Generator().manual_seed(0)))
     last = max(round(cutoff_hz / sample_rate * N_FFT), 2)
     band = slice(last // 2, last)
     shape = torch.from_numpy(envelope).float()[:, None]
@@ -59,10 +58,4 @@ def shaped_noise(low: np.ndarray, sample_rate: int, cutoff_hz: float, envelope: 
     spread = math.sqrt(float(torch.hann_window(N_FFT).square().sum()))
     below, above = (torch.from_numpy(gains)[:, None] for gains in crossover_gains(cutoff_hz, sample_rate))
     image = below * low_image + above * noise * torch.exp(shape + offset + _EULER / 2) / spread
-    result = torch.istft(image, N_FFT, HOP_LENGTH, window=torch.hann_window(N_FFT), length=len(audio))
-    return result.numpy()
-
-
-def _stft(audio: Tensor) -> Tensor:
-    window = torch.hann_window(N_FFT)
-    return torch.stft(audio, N_FFT, HOP_LENGTH, window=window, pad_mode="constant", return_complex=True)
+    return istft(image, len(audio)).numpy()

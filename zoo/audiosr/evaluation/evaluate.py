@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,11 +16,17 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
-import zoo
 from zoo.audio.corpora.cache import relative_names
 from zoo.audio.corpora.corpus import PEAK, MemoryCorpus
 from zoo.audio.evaluation import metrics
-from zoo.audio.evaluation.summary import MetricColumn, failure_lines, summarize, summary_table
+from zoo.audio.evaluation.summary import (
+    MetricColumn,
+    failed_rows,
+    failure_lines,
+    summarize,
+    summary_table,
+    write_tables,
+)
 from zoo.audio.io import files
 from zoo.audio.io.files import AudioFileError
 from zoo.audiosr.data.crops import SilenceFilter, ValidationGrid
@@ -34,7 +39,7 @@ from zoo.audiosr.inference.restore import Restorer, band_distances
 from zoo.common.checks import check_unreadable_share
 from zoo.common.journal import format_error
 from zoo.common.locks import writes_into
-from zoo.common.reports import Row, write_report
+from zoo.common.reports import Row
 from zoo.common.statistics import LEVEL
 from zoo.runs.components import is_export
 from zoo.runs.load import load
@@ -52,7 +57,6 @@ MEASURES = (
     MetricColumn("real_time_factor", False),
 )
 ALL = "all"
-_TEXTS = ("name", "system", "status", "reason")
 _NUMBERS = ("cutoff_hz", "seconds", *(measure.name for measure in MEASURES))
 _MAX_ROWS = 20  # failures and cut-offs in the report
 _FADE_SECONDS = 0.05  # at both ends, or a cut through the upper band would leak into the low one
@@ -81,7 +85,7 @@ class Evaluation:
     @property
     def failures(self) -> list[Row]:
         """Rows without measurements."""
-        return [row for row in self.rows if row["status"] == "failed"]
+        return failed_rows(self.rows)
 
     @cached_property
     def summaries(self) -> dict[str, list[Row]]:
@@ -96,20 +100,7 @@ class Evaluation:
     def write(self, output: Path, facts: Mapping[str, Any]) -> None:
         """Write per_item.csv, summary.csv, summary.json (with these facts) and report.md."""
         rows = [{"cutoff": group, **row} for group, summary in self.summaries.items() for row in summary]
-        content = {
-            "version": zoo.__version__,
-            "confidence": LEVEL,
-            **facts,
-            "failed": [{key: row[key] for key in ("system", "name", "reason")} for row in self.failures],
-            "summary": rows,
-        }
-        tables = {
-            "per_item.csv": ([*_TEXTS, *_NUMBERS], [dict.fromkeys(_NUMBERS, math.nan) | row for row in self.rows]),
-            "summary.csv": (list(rows[0]), rows),
-            "summary.json": content,
-            "report.md": self._markdown(),
-        }
-        write_report(output, tables, indent=2)
+        write_tables(output, "per_item.csv", _NUMBERS, self.rows, rows, self._markdown(), facts)
 
     def _markdown(self) -> str:
         lines = ["# Super-resolution", "", f"Means with {LEVEL:.0%} bootstrap intervals over items.", ""]

@@ -57,7 +57,11 @@ class ChunkRestorer:
         condition = posterior_mean(restorer.autoencoder.encode(mel).float())
         shape = (condition.shape[1], condition.shape[2] // tags.shape[1], condition.shape[3])
         seeds = [item_seed(options.seed, 0, int(number)) for number in tags[..., 0].flatten().tolist()]
-        noises = _join_units(row_noise(seeds, shape, condition.device), len(condition))
+        # of units (N * units, C, n, M), joined to that of chunks (N, C, units * n, M)
+        noises = (
+            noise.unflatten(0, (len(condition), -1)).transpose(1, 2).flatten(2, 3)
+            for noise in row_noise(seeds, shape, condition.device)
+        )
         context = None if self.context is None else self.context[tags[:, 0, 1].long()]
         predict = conditional_predictor(
             restorer.net, condition * scale, context, options.guidance_scale, options.guidance_rescale
@@ -133,12 +137,6 @@ def vocode(
 
     rows = (piece.transpose(0, 2, 1).reshape(len(piece), -1) for piece in mels)
     yield from chunker.process(rows, frames * vocoder.n_mels, compute)
-
-
-def _join_units(noises: Iterator[Tensor], count: int) -> Iterator[Tensor]:
-    """Turn noise of units (count * units, C, n, M) into that of chunks (count, C, units * n, M)."""
-    for noise in noises:
-        yield noise.unflatten(0, (count, -1)).transpose(1, 2).flatten(2, 3)
 
 
 def _to_array(mel: Tensor) -> np.ndarray:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from zoo.audio.io.chunking import Chunker, match_length, split_windows
 from zoo.audiosr.data.cutoff import N_FFT, frame_magnitudes
@@ -57,7 +58,6 @@ def filter_and_sum(
     units = -(-samples // HOP_LENGTH)
     spans = [(start, min(start + _WINDOW, units)) for start in range(0, units, _WINDOW)]
     factors = torch.from_numpy(np.stack(gains))[:, :, None]  # (streams, 1025, 1)
-    window = torch.hann_window(N_FFT)
 
     def interleave() -> Iterator[np.ndarray]:
         for pieces in zip(*(split_windows(stream, spans, HOP_LENGTH) for stream in streams), strict=True):
@@ -67,14 +67,22 @@ def filter_and_sum(
     def compute(chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
         hops = torch.from_numpy(np.ascontiguousarray(chunks)).unflatten(1, (-1, count, HOP_LENGTH))
         signals = hops.transpose(1, 2).flatten(2)  # (N, streams, T)
-        images = torch.stft(
-            signals.flatten(0, 1), N_FFT, HOP_LENGTH, window=window, pad_mode="constant", return_complex=True
-        )
-        mixed = (images.unflatten(0, signals.shape[:2]) * factors).sum(dim=1)
-        return torch.istft(mixed, N_FFT, HOP_LENGTH, window=window, length=signals.shape[-1]).numpy()
+        mixed = (stft(signals.flatten(0, 1)).unflatten(0, signals.shape[:2]) * factors).sum(dim=1)
+        return istft(mixed, signals.shape[-1]).numpy()
 
     chunker = Chunker(_WINDOW, _OVERLAP, count * HOP_LENGTH)
     yield from match_length(chunker.process(interleave(), units * count * HOP_LENGTH, compute), samples)
+
+
+def stft(audio: Tensor) -> Tensor:
+    """Compute the spectra (..., 1025, F) of audio (..., T), on the CPU; `istft` inverts them."""
+    window = torch.hann_window(N_FFT)
+    return torch.stft(audio, N_FFT, HOP_LENGTH, window=window, pad_mode="constant", return_complex=True)
+
+
+def istft(image: Tensor, samples: int) -> Tensor:
+    """Compute the audio (..., samples) of spectra (..., 1025, F)."""
+    return torch.istft(image, N_FFT, HOP_LENGTH, window=torch.hann_window(N_FFT), length=samples)
 
 
 def match_level(reference: np.ndarray, generated: np.ndarray, cutoff_hz: float, sample_rate: int) -> float:

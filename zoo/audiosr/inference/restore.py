@@ -18,9 +18,16 @@ from torch import Tensor
 from zoo.audio.analysis.figures import plot_spectrograms
 from zoo.audio.corpora.corpus import PEAK
 from zoo.audio.evaluation import metrics
-from zoo.audio.inference import MAX_RECORDING_SECONDS, AudioInference, answer_file, as_audio, recording_field
+from zoo.audio.inference import (
+    BLOCK_SECONDS,
+    MAX_RECORDING_SECONDS,
+    AudioInference,
+    answer_file,
+    as_audio,
+    recording_field,
+)
 from zoo.audio.io import files
-from zoo.audio.io.chunking import Chunker, match_length, resample_blocks
+from zoo.audio.io.chunking import Chunker, match_length, resample_blocks, store_piece, stored_pieces
 from zoo.audiosr.data.cutoff import FULL_BAND, find_edge
 from zoo.audiosr.data.simulate import max_cutoff_hz
 from zoo.audiosr.diffusion import CosineDiffusion
@@ -39,7 +46,6 @@ if TYPE_CHECKING:
 
 SILENCE = 2.0**-16  # half a step of 16 bits; a recording with nothing louder is silent
 MAX_GAIN = 1000.0  # 60 dB, by which a quiet input is raised for the nets
-BLOCK_SECONDS = 4  # read and written at once
 MAX_PICTURE_SECONDS = 600.0  # of a recording whose spectrograms are drawn, which keeps it in memory
 
 Blocks = Callable[[], Iterable[np.ndarray]]
@@ -91,14 +97,14 @@ class RecordingRestoration:
             rate = self.restorer.sample_rate
             spectrum = StreamSpectrum()
             for piece in spectrum.observe(self._run_nets(self.cutoff_hz)):
-                _store(first, piece)
+                store_piece(first, piece)
             low, high = crossover_gains(self.cutoff_hz, rate)
             high *= match_level(self._reference().total, spectrum.total, self.cutoff_hz, rate)
             pieces = filter_and_sum([pieces, self._read_stored(first)], [low, high], self.samples)
         peak = 1.0
         for piece in pieces:
             peak = max(peak, float(np.abs(piece).max()))
-            _store(second, piece)
+            store_piece(second, piece)
         self.gain = 1 / peak
 
     def result(self, spool: IO[bytes]) -> Iterator[np.ndarray]:
@@ -159,14 +165,7 @@ class RecordingRestoration:
             return restorer.net.encode_clip(mel)
 
     def _read_stored(self, spool: IO[bytes]) -> Iterator[np.ndarray]:
-        """Yield pieces (C, n) of a temporary file."""
-        spool.seek(0)
-        while data := spool.read(4 * self.channels * BLOCK_SECONDS * self.restorer.sample_rate):
-            yield np.frombuffer(data, np.float32).reshape(-1, self.channels).T
-
-
-def _store(spool: IO[bytes], piece: np.ndarray) -> None:
-    spool.write(np.ascontiguousarray(piece.T, dtype=np.float32).tobytes())
+        return stored_pieces(spool, self.channels, BLOCK_SECONDS * self.restorer.sample_rate)
 
 
 def band_distances(predicted: Tensor, high: Tensor, sample_rate: int, cutoff_hz: float) -> dict[str, float]:

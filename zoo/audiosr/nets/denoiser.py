@@ -133,13 +133,13 @@ class Denoiser(nn.Module):
             full_audio: log-mel of the clip (B, 1, F, n_mels), time first; None leaves the global context out.
             context: vectors that `encode_clip` computed of it, for samplers that call the net many times.
         """
-        if context is None and full_audio is not None:
-            context = self.encode_clip(full_audio)
-        return self.unet(x, t, context)
+        return self.unet(x, t, self.encode_clip(full_audio) if context is None else context)
 
-    def encode_clip(self, full_audio: Tensor) -> Tensor | None:
-        """Encode log-mels (B, 1, F, n_mels) as vectors (B, C); None without a global encoder."""
-        return self.global_encoder(full_audio.transpose(-1, -2))[0] if self.global_encoder is not None else None
+    def encode_clip(self, full_audio: Tensor | None) -> Tensor | None:
+        """Encode log-mels (B, 1, F, n_mels) as vectors (B, C); None without a global encoder, or without them."""
+        if self.global_encoder is None or full_audio is None:
+            return None
+        return self.global_encoder(full_audio.transpose(-1, -2))[0]
 
     def groups(self) -> dict[str, list[str]]:
         """Group the names of all parameters by component.

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from zoo.runs.components import FrozenNet
+from zoo.runs.frozen_net import FrozenNet
 
 
 class FrozenAutoencoder(FrozenNet):
@@ -83,4 +83,4 @@ class FrozenDenoiser(FrozenNet):
     @property
     def trained_on(self) -> str | None:
         """sha256 of the autoencoder whose latents it was trained on; None where its source does not tell."""
-        return self.records.get("autoencoder", {}).get("sha256")
+        return self.description.records.get("autoencoder", {}).get("sha256")

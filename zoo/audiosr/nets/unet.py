@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Literal, get_args
 
@@ -83,9 +84,7 @@ class Attention(nn.Module):
     def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.to_q = nn.Linear(channels, channels, bias=False)
-        self.to_k = nn.Linear(channels, channels, bias=False)
-        self.to_v = nn.Linear(channels, channels, bias=False)
+        self.to_q, self.to_k, self.to_v = (nn.Linear(channels, channels, bias=False) for _ in range(3))
         self.to_out = nn.Sequential(nn.Linear(channels, channels))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -163,18 +162,6 @@ class SpatialTransformer(nn.Module):
         weight, bias = attention.in_proj_weight[2 * channels :], attention.in_proj_bias[2 * channels :]
         value = attention.out_proj(F.linear(self.global_proj(context), weight, bias))[:, :, None, None]
         return value.expand_as(x) if self.fusion == "replace" else x + value
-
-
-class Downsample(nn.Module):
-    """Halves both axes by a strided convolution."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.op = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Halve (B, C, H, W)."""
-        return self.op(x)
 
 
 TRANSFORMERS = 2  # in a row, in the middle and on the way up
@@ -266,7 +253,8 @@ class UNet(nn.Module):
                 down.append(nn.ModuleList(layers))
                 skips.append(width)
             if level < len(widths) - 1:
-                down.append(nn.ModuleList([Downsample(width)]))
+                halve = nn.Conv2d(width, width, 3, stride=2, padding=1)
+                down.append(nn.ModuleList([nn.Sequential(OrderedDict(op=halve))]))
                 skips.append(width)
         return nn.ModuleList(down), skips
 

@@ -16,6 +16,6 @@ COMMANDS = {
         "zoo.cli.commands.predict:main",
         "Run a checkpoint on files: predict --ckpt_path RUN --input PATH --output DIR.",
     ),
-    "push": ("zoo.cli.commands.files:push", "Push a run's weights with a model card to a Hugging Face hub."),
+    "push": ("zoo.runs.hub.push:push", "Push a run's weights with a model card to a Hugging Face hub."),
     "runs": ("zoo.cli.commands.runs:runs", "List runs, the newest first, or tell one: zoo runs [RUN]."),
 }

@@ -1,4 +1,4 @@
-"""`zoo convert`, `convert-config`, `export` and `push`: weights and settings for other programs and people."""
+"""`zoo convert`, `convert-config` and `export`: weights and settings for other programs and people."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from zoo.cli.help_text import align_rows
 from zoo.common.systems import get_system
 
 
@@ -35,10 +36,9 @@ def convert(
         raise ValueError(f"--{name}: the converter of {system!r} has no such option; leave it out")
     report = function(source, target, **options)
     print(f"{source} -> {target}")
-    width = max(map(len, report), default=0)
-    for key, value in report.items():
-        formatted = ", ".join(map(str, value)) or "none" if isinstance(value, list | tuple | set) else value
-        print(f"  {key:<{width}}  {formatted}")
+    rows = {key: list(value) if isinstance(value, list | tuple | set) else [value] for key, value in report.items()}
+    for line in align_rows([(key, ", ".join(map(str, values)) or "none") for key, values in rows.items()]):
+        print(line)
 
 
 def convert_config(system: str, file: Path, output: Path | None = None) -> None:
@@ -106,37 +106,3 @@ def export(path: Path, output: Path, ema: bool = True, onnx: bool = False) -> No
     print(f"wrote {output}")
     if difference is not None:
         print(f"wrote {output / ONNX_NAME}: largest difference from torch {difference:.1e}")
-
-
-def push(
-    run: str,
-    name: str,
-    private: bool = False,
-    revision: str | None = None,
-    message: str | None = None,
-    license: str = "unknown",
-    evaluation: Path | None = None,
-    root: Path = Path("runs"),
-) -> None:
-    """Push a run's weights with a model card to a Hugging Face hub.
-
-    Samples go along. The same push again changes nothing, and finishes one that was killed. The token
-    is that of `hf auth login` or HF_TOKEN; HF_ENDPOINT names another hub.
-
-    Args:
-        run: run folder, its name below `root`, `last`, a checkpoint or an export.
-        name: user/name of the model; created when missing.
-        private: create it as a private one.
-        revision: branch; created when missing.
-        message: of the commit.
-        license: of the weights, as the hub calls it, e.g. mit or cc-by-4.0.
-        evaluation: folder that `zoo evaluate` wrote, for the card.
-        root: folder of the runs that names are looked for in.
-    """
-    from zoo.runs.hub.models import endpoint
-    from zoo.runs.hub.push import push as push_run
-    from zoo.runs.run_info import find_run
-
-    path = Path(run) if Path(run).exists() else find_run(run, root)
-    pushed, is_new = push_run(path, name, private, revision, message, license, [evaluation] if evaluation else [])
-    print(f"{'pushed' if is_new else 'nothing new in'} {endpoint()}/{pushed.repo}\n  {pushed}")

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from zoo.cli.help_text import align_rows
 from zoo.cli.log_filters import printable
 from zoo.cli.recipes import shorten_list
 from zoo.common.safe_load import Record, UnsafeFileError, load_foreign_checkpoint
@@ -156,12 +157,11 @@ def count_tensors(content: Any) -> Components:
 
 
 def iterate_contents(content: Any, visited: set[int]) -> Iterator[Any]:
-    """Yield the tensors and records inside a loaded object; each container is opened once."""
+    """Yield a loaded object and all inside it; each container is opened once."""
     pending = [content]
     while pending:
         value = pending.pop()
-        if isinstance(value, torch.Tensor | Record) or (isinstance(value, type) and issubclass(value, Record)):
-            yield value
+        yield value
         if id(value) not in visited and isinstance(value, Mapping | list | tuple | set | frozenset | Record):
             visited.add(id(value))
             if isinstance(value, Record):
@@ -177,7 +177,5 @@ def print_facts(path: Path, facts: Mapping[str, Any], components: Components | N
         dtypes = ", ".join(sorted({dtype for _, dtype in entries}))
         rows[name] = f"{len(entries)} tensors, {sum(count for count, _ in entries):,} values, {dtypes}"
     print(f"{path}  ({path_size(path) / 2**20:.1f} MiB)")
-    width = max((len(printable(key)) for key in rows), default=0)
-    for key, value in rows.items():
-        print(f"  {printable(key):<{width}}  {printable(value)}")
+    print("\n".join(align_rows([(printable(key), printable(value)) for key, value in rows.items()])))
     return code

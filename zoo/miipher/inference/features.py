@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from zoo.audio.analysis.features import write_features
-from zoo.audio.inference import AudioInference, as_audio
-from zoo.audio.io import files
-from zoo.audio.io.chunking import Chunker, check_finite, match_length, mix_to_mono, resample_blocks
+from zoo.audio.inference import AudioInference, FeatureInference, FeatureLayout
+from zoo.audio.io.chunking import Chunker, check_finite
 from zoo.common.build import build
 from zoo.common.configs import load_run_config
 from zoo.common.environment import local_device
@@ -28,7 +26,6 @@ from zoo.runs.components import is_export
 from zoo.runs.inference.predict import content_digest, list_input_files, predict_files
 from zoo.runs.load import load
 
-BLOCK_SECONDS = 4  # read and written at once
 MIN_FRAMES = 16  # a shorter clip is zero-padded: the encoder's group norm needs some samples for its statistics
 
 
@@ -61,10 +58,10 @@ class ChunkedEncoder(AudioInference):
         return self.encoder(waveforms, lengths).transpose(1, 2)
 
 
-class FeatureExtractor(ChunkedEncoder):
+class FeatureExtractor(ChunkedEncoder, FeatureInference):
     """An encoder alone: audio files to feature files, cut and cross-faded like a restorer's chunks.
 
-    Files are `.npy`, (C, F) float16, frame after frame (Fortran order): a crop of a mapped file is one read.
+    Files are `.npy`, (C, F) float16, frame after frame, see `zoo.audio.inference.FeatureInference`.
 
     Args:
         encoder: waveforms (B, T) at 16 kHz to features (B, ceil(T / hop), C).
@@ -73,43 +70,14 @@ class FeatureExtractor(ChunkedEncoder):
         batch_size: chunks computed together, >= 1.
     """
 
-    output_suffix: ClassVar[str] = ".npy"
-
-    def __call__(self, audio: np.ndarray, sample_rate: int) -> np.ndarray:
-        """Encode an array (T,) or (C, T), its channels mixed, as features (C, F) float32; see `as_audio`."""
-        audio = np.atleast_2d(as_audio(audio, sample_rate))
-        return np.concatenate(list(self._pieces([audio], audio.shape[1], sample_rate)), axis=1)
-
-    def process_file(self, source: Path, target: Path) -> dict[str, Any]:
-        """Encode an audio file; ValueError when it is not valid audio, or a feature exceeds float16.
-
-        Returns `audio_seconds` of the input, `sample_rate` of it, `frames`, `dim` and `chunks`.
-        """
-        header = files.info(source)
-        frames = self._frames(header.samples, header.sample_rate)
-        blocks = files.read_blocks(source, BLOCK_SECONDS * header.sample_rate)
-        pieces = self._pieces(blocks, header.samples, header.sample_rate)
-        write_features(target, (self.encoder.dim, frames), "<f2", pieces)
-        return {
-            "audio_seconds": header.samples / header.sample_rate,
-            "sample_rate": header.sample_rate,
-            "frames": frames,
-            "dim": self.encoder.dim,
-            "chunks": len(self.chunker.spans(self.computed_samples(header.samples, header.sample_rate))),
-        }
-
-    def _frames(self, samples: int, sample_rate: int) -> int:
-        return -(-math.ceil(samples * self.encoder.sample_rate / sample_rate) // self.encoder.hop_samples)
-
-    def _pieces(self, blocks: Iterable[np.ndarray], samples: int, sample_rate: int) -> Iterator[np.ndarray]:
-        """Features (C, n)."""
-        length = self.computed_samples(samples, sample_rate)
-        stream = match_length(resample_blocks(mix_to_mono(blocks), sample_rate, self.encoder.sample_rate), length)
-        features = self.chunker.process(stream, length, self._compute)
-        yield from match_length((piece[0] for piece in features), self._frames(samples, sample_rate))
+    @property
+    def layout(self) -> FeatureLayout:
+        """The encoder's features, float16."""
+        return FeatureLayout(self.encoder.sample_rate, self.encoder.hop_samples, self.encoder.dim, "<f2")
 
     @torch.inference_mode()
-    def _compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
+    def compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
+        """Encode chunks as features (N, C, F)."""
         return check_finite(self.features(chunks, valid).float().cpu().numpy())
 
 

@@ -14,11 +14,18 @@ import numpy as np
 import torch
 
 from zoo.audio.analysis.loudness import LoudnessMeter
-from zoo.audio.inference import MAX_RECORDING_SECONDS, answer_file, as_audio, recording_field
+from zoo.audio.inference import BLOCK_SECONDS, MAX_RECORDING_SECONDS, answer_file, as_audio, recording_field
 from zoo.audio.io import files
-from zoo.audio.io.chunking import check_finite, match_length, mix_to_mono, resample_blocks
+from zoo.audio.io.chunking import (
+    check_finite,
+    match_length,
+    mix_to_mono,
+    resample_blocks,
+    store_piece,
+    stored_pieces,
+)
 from zoo.hifigan.nets.base import WaveformGenerator
-from zoo.miipher.inference.features import BLOCK_SECONDS, ChunkedEncoder, FeatureExtractor
+from zoo.miipher.inference.features import ChunkedEncoder, FeatureExtractor
 from zoo.miipher.inference.onnx import restoration_graph
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner, Encoder
@@ -95,12 +102,11 @@ class Restorer(ChunkedEncoder):
         run = RestorationRun(self, header.sample_rate, header.channels, header.samples)
         with tempfile.TemporaryFile(dir=target.parent) as spool:  # the gain is known when all has been restored
             for piece in run.pieces(files.read_blocks(source, BLOCK_SECONDS * header.sample_rate)):
-                spool.write(np.ascontiguousarray(piece.T).tobytes())
-            spool.seek(0)
+                store_piece(spool, piece)
             gains = run.gains()
             with files.AudioWriter(target, self.output_sample_rate, run.channels) as writer:
-                while data := spool.read(4 * run.channels * BLOCK_SECONDS * self.output_sample_rate):
-                    writer.write(_scale(np.frombuffer(data, np.float32).reshape(-1, run.channels).T, gains))
+                for piece in stored_pieces(spool, run.channels, BLOCK_SECONDS * self.output_sample_rate):
+                    writer.write(_scale(piece, gains))
         seconds = run.samples_out / self.output_sample_rate
         return {
             "audio_seconds": seconds,

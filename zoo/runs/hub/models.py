@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from zoo.common import registry
-from zoo.common.foreign_files import load_json
+from zoo.common.foreign_files import iterate_keys, load_json
 from zoo.runs.components import CONFIG_NAME, WEIGHTS_NAME
 from zoo.runs.model_description import validate_description
 
@@ -134,19 +134,12 @@ def _check_description(path: Path, name: HubName) -> None:
         if not isinstance(config, dict) or not {"zoo", "inference", "components"} <= config.keys():
             raise ValueError(f"its {CONFIG_NAME} is another project's")
         config = validate_description(config)
-        for class_path in (config["inference"], *_class_paths([config["components"], config.get("options", {})])):
-            registry.get_class(class_path)
+        registry.get_class(config["inference"])
+        for key, value in iterate_keys([config["components"], config.get("options", {})]):
+            if key.endswith(".class_path"):
+                registry.get_class(value)
         for record in config.get("frozen", {}).values():
             if record["folder"] is not None and not _FROZEN_COPY.fullmatch(str(record["folder"])):
                 raise ValueError(f"its description: a frozen module lies in {record['folder']!r:.60}, not in frozen/")
     except ValueError as error:
         raise ValueError(f"{name} is no model that can be loaded: {error}") from error
-
-
-def _class_paths(node: Any) -> Iterator[str]:
-    if isinstance(node, Mapping):
-        if "class_path" in node:
-            yield node["class_path"]
-        node = list(node.values())
-    for value in node if isinstance(node, list) else ():
-        yield from _class_paths(value)

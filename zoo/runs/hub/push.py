@@ -6,7 +6,7 @@ import csv
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -49,53 +49,68 @@ _SECRETS = re.compile(r"(?<=://)[^/@\s]+@|(?<=\S)\?\S*$")  # password and signat
 
 
 def push(
-    path: Path,
-    repo: str,
+    run: str,
+    name: str,
     private: bool = False,
     revision: str | None = None,
     message: str | None = None,
-    licence: str = "unknown",
-    evaluations: Sequence[Path] = (),
-) -> tuple[HubName, bool]:
-    """Push a run, a checkpoint or an export as one commit; a killed or repeated push sends nothing twice.
+    license: str = "unknown",
+    evaluation: Path | None = None,
+    root: Path = Path("runs"),
+) -> None:
+    """Push a run's weights with a model card to a Hugging Face hub.
+
+    Samples go along. The same push again changes nothing, and finishes one that was killed. The token
+    is that of `hf auth login` or HF_TOKEN; HF_ENDPOINT names another hub.
 
     Args:
-        repo: `user/name`; created when missing, like the branch `revision`.
-        evaluations: folders that `zoo evaluate` wrote, for the card.
+        run: run folder, its name below `root`, `last`, a checkpoint or an export.
+        name: user/name of the model; created when missing.
+        private: create it as a private one.
+        revision: branch; created when missing.
+        message: of the commit.
+        license: of the weights, as the hub calls it, e.g. mit or cc-by-4.0.
+        evaluation: folder that `zoo evaluate` wrote, for the card.
+        root: folder of the runs that names are looked for in.
 
-    Returns:
-        The model at its commit, and whether anything changed. Errors are ValueError (not exportable) and HubError.
+    Raises:
+        ValueError, HubError: there is no such run, it cannot be exported, or the hub refuses it.
     """
     from huggingface_hub import HfApi, get_token
 
-    name = parse_hub_name(repo if repo.startswith(PREFIX) else f"{PREFIX}{repo}")
-    if name.revision is not None:
-        raise ValueError(f"{repo}: name the branch with --revision {name.revision}")
-    name, hub, subject = HubName(name.repo, revision), HfApi(), f"push to {name}"
+    path = Path(run) if Path(run).exists() else run_info.find_run(run, root)
+    model = parse_hub_name(name if name.startswith(PREFIX) else f"{PREFIX}{name}")
+    if model.revision is not None:
+        raise ValueError(f"{name}: name the branch with --revision {model.revision}")
+    model, hub, subject = HubName(model.repo, revision), HfApi(), f"push to {model}"
     if get_token() is None:
         raise HubError(f"{subject}: no token for {endpoint()}: {LOG_IN}")
     with explain_hub_errors(subject):  # before an export that may take minutes
-        if hub.repo_exists(name.repo) and private and not hub.model_info(name.repo).private:
+        if hub.repo_exists(model.repo) and private and not hub.model_info(model.repo).private:
             raise HubError(f"{subject}: it exists and is public; make it private on its page")
     with tempfile.TemporaryDirectory(prefix="zoo-push-") as temporary:
         folder = Path(temporary) / "model"
-        title = write_package(folder, path, name, licence, evaluations)
+        title = write_package(folder, path, model, license, evaluation)
         with explain_hub_errors(subject):
-            hub.create_repo(name.repo, private=private or None, exist_ok=True)
-            if revision is not None:
-                hub.create_branch(name.repo, branch=revision, exist_ok=True)
-            before = hub.model_info(name.repo, revision=revision).sha
-            commit = hub.upload_folder(
-                repo_id=name.repo,
-                folder_path=folder,
-                revision=revision,
-                commit_message=message or title,
-                delete_patterns=list(PUSHED),  # of an earlier push
-            )
-    return HubName(name.repo, commit.oid), commit.oid != before
+            commit, is_new = _upload(folder, model, private, message or title)
+    print(f"{'pushed' if is_new else 'nothing new in'} {endpoint()}/{model.repo}\n  {HubName(model.repo, commit)}")
 
 
-def write_package(folder: Path, path: Path, name: HubName, licence: str, evaluations: Sequence[Path]) -> str:
+def _upload(folder: Path, model: HubName, private: bool, message: str) -> tuple[str, bool]:
+    """Upload a folder as one commit; return the commit, and whether anything changed."""
+    from huggingface_hub import HfApi
+
+    hub = HfApi()
+    hub.create_repo(model.repo, private=private or None, exist_ok=True)
+    if model.revision is not None:
+        hub.create_branch(model.repo, branch=model.revision, exist_ok=True)
+    before = hub.model_info(model.repo, revision=model.revision).sha
+    files: dict[str, Any] = {"folder_path": folder, "delete_patterns": list(PUSHED)}  # those of an earlier push
+    commit = hub.upload_folder(repo_id=model.repo, revision=model.revision, commit_message=message, **files)
+    return commit.oid, commit.oid != before
+
+
+def write_package(folder: Path, path: Path, name: HubName, licence: str, evaluation: Path | None) -> str:
     """Write the folder for a push; arguments and errors as those of `push`. Returns the title of the commit."""
     from huggingface_hub import ModelCard
 
@@ -110,7 +125,8 @@ def write_package(folder: Path, path: Path, name: HubName, licence: str, evaluat
     config, recipe = redact(run_info.read_settings(run)), run_info.read_recipe_name(run / run_folder.CONFIG_NAME)
     if config:
         (folder / "training.yaml").write_text(dump_yaml(config), encoding="utf-8")
-    results = [("this run", _format_metrics(run, step)), *map(_format_evaluation, evaluations)]
+    results = [("this run", _format_metrics(run, step))]
+    results += [_format_evaluation(evaluation)] if evaluation else []
     records, initial = description.get("frozen", {}), config.get("init_from") or []
     models = [record["source"] for record in records.values() if record["source"] and not record["folder"]]
     models += [each for each in ([initial] if isinstance(initial, str) else initial) if each.startswith("hf://")]
