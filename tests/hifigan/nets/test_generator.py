@@ -51,15 +51,20 @@ def test_published_sizes(arguments, hop, receptive_frames, parameters, tensors):
         assert sum(p.numel() for p in generator.parameters()) == parameters
 
 
-@pytest.mark.parametrize("resblock", ["1", "2"])
-def test_receptive_field_is_exact(resblock):
+@pytest.mark.parametrize(
+    "arguments",
+    [{**SMALL, "resblock": kind} for kind in "12"] + [{**ODD, "output_padding": padding} for padding in (0, 1)],
+)
+def test_whole_frames_and_exact_receptive_field(arguments):
     torch.manual_seed(0)
-    generator = Generator(**SMALL, resblock=resblock).double()
+    generator = Generator(**arguments).double()
+    hop = generator.hop_length
     x = torch.randn(1, 4, 41, dtype=torch.float64, requires_grad=True)
-    generator(x)[0, 0, 20 * 8 : 21 * 8].abs().sum().backward()
+    wave = generator(x)
+    assert wave.shape == (1, 1, 41 * hop)
+    wave[0, 0, 20 * hop : 21 * hop].abs().sum().backward()
     touched = x.grad[0].abs().sum(0).nonzero().flatten()
-    reach = max(20 - int(touched[0]), int(touched[-1]) - 20)
-    assert reach == generator.receptive_frames
+    assert max(20 - int(touched[0]), int(touched[-1]) - 20) == generator.receptive_frames
 
 
 def test_fusing_keeps_the_function():
@@ -94,23 +99,13 @@ def test_conditioner_slot():
         ({"resblock": "3"}, "resblock is one of 1, 2"),
         ({"initial_channels": 3}, "leaves no channel after 2 halvings"),
         ({"init": "zero"}, "init is one of default, normal"),
+        (ODD, r"kernel 10 with rate 5.*set output_padding"),
+        ({**ODD, "output_padding": 2}, "output_padding is one of None, 0, 1, not 2"),
     ],
 )
 def test_wrong_sizes_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         Generator(**(SMALL | changes))
-
-
-@pytest.mark.parametrize("output_padding", [0, 1])
-def test_whole_frames_and_exact_receptive_field(output_padding):
-    torch.manual_seed(0)
-    generator = Generator(**ODD, output_padding=output_padding).double()
-    x = torch.randn(1, 4, 41, dtype=torch.float64, requires_grad=True)
-    wave = generator(x)
-    assert wave.shape == (1, 1, 41 * HOP)
-    wave[0, 0, 20 * HOP : 21 * HOP].abs().sum().backward()
-    touched = x.grad[0].abs().sum(0).nonzero().flatten()
-    assert max(20 - int(touched[0]), int(touched[-1]) - 20) == generator.receptive_frames
 
 
 @pytest.mark.parametrize("net", [Generator, BigVGAN])
@@ -126,13 +121,6 @@ def test_windows_with_context_join_without_seams(net, output_padding):
         end = generator(x[..., 55 - context :])[..., context * HOP :]
     torch.testing.assert_close(middle, full[..., 50 * HOP : 55 * HOP], atol=1e-12, rtol=0)
     torch.testing.assert_close(end, full[..., 55 * HOP :], atol=1e-12, rtol=0)
-
-
-def test_odd_stages_are_refused_unless_requested_for():
-    with pytest.raises(ValueError, match=r"kernel 10 with rate 5.*set output_padding"):
-        Generator(**ODD)
-    with pytest.raises(ValueError, match="output_padding is one of None, 0, 1, not 2"):
-        Generator(**ODD, output_padding=2)
 
 
 @pytest.mark.filterwarnings("ignore")
