@@ -125,13 +125,9 @@ def parse_arguments(command: str, tool: Tool, function: Any, args: Sequence[str]
     try:
         return words, dict(parser.instantiate(parser.parse_args(options)))
     except RefusedError as error:
-        if str(error).startswith("the following arguments are required"):
-            needed = [
-                name if positional else f"--{name}"
-                for name, each in parameters.items()
-                if each.default is each.empty and each.kind is not each.VAR_POSITIONAL and name not in NO_OPTIONS
-            ]
-            raise WrongNameError(f"{command} needs {', '.join(needed)} (zoo {command} --help)") from None
+        if match := re.match(r"the following arguments are required: (.*)", str(error)):
+            missing = match[1] if positional else re.sub(r"\w+", r"--\g<0>", match[1])
+            raise WrongNameError(f"{command} needs {missing} (zoo {command} --help)") from None
         if (match := re.match(r"unrecognized arguments: (--[\w-]+)", str(error))) is None:
             raise
         names = [f"--{name}" for name, each in parameters.items() if not positional or each.default is not each.empty]

@@ -133,14 +133,6 @@ class FSDP(ModelParallelStrategy):
         """Call a function that uses the weights of the task, or of a GAN's generator, as its forward pass."""
         return self._roots[module](function, *args, **kwargs)
 
-    def on_validation_start(self) -> None:
-        """Gather all weights once: processes may have different numbers of batches and must not wait in a step."""
-        self._gather()
-
-    def on_validation_end(self) -> None:
-        """Free the shards of other processes."""
-        self.reshard()
-
     @contextmanager
     def gather_weights(self) -> Iterator[None]:
         """Hold full weights on each process; all enter together, and changes made meanwhile are lost."""
@@ -165,6 +157,9 @@ class FSDP(ModelParallelStrategy):
             if self._gathered and unit not in self._roots.values():
                 unit.set_reshard_after_forward(True, recurse=False)
         self._gathered = False
+
+    on_validation_start = _gather  # once: processes may have different numbers of batches and must not wait in a step
+    on_validation_end = reshard
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
