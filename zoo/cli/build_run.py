@@ -18,7 +18,7 @@ from zoo.runs.checkpoints import find_checkpoint, parse_step
 from zoo.runs.init_from import init_from
 from zoo.training.task import ZooTask
 
-TRIAL = {  # one process, without validation and end; schedules may end at max_steps, so it is a number
+TRIAL_SETTINGS = {  # one process, without validation and end; schedules may end at max_steps, so it is a number
     "devices": 1, "num_nodes": 1, "strategy": "auto", "limit_val_batches": 0, "num_sanity_val_steps": 0,
     "fast_dev_run": False, "max_steps": 10**9, "max_epochs": -1, "max_time": "null", "min_steps": "null",
     "min_epochs": "null",
@@ -71,7 +71,7 @@ def trial(words: Sequence[str], **trainer: Any) -> Iterator[ZooCLI]:
         **trainer: settings of the Trainer that win.
     """
     with tempfile.TemporaryDirectory(prefix="zoo-trial-") as folder, quiet_output():
-        settings = {**TRIAL, **trainer, "default_root_dir": Path(folder) / "run"}
+        settings = {**TRIAL_SETTINGS, **trainer, "default_root_dir": Path(folder) / "run"}
         options = [f"--trainer.{key}={value}" for key, value in settings.items()]
         arguments, source_run = resolve_checkpoint("fit", [*words, *options])
         if not config_files(arguments):
