@@ -44,6 +44,12 @@ def crowd(
     return Crowd(base, Agents(count, **settings), mode, chunk)
 
 
+def byte_crowd(count: int = 2, context: int = 64) -> Crowd:
+    """A crowd on bytes, which can read and write texts of up to `context` tokens."""
+    config = {**CONFIGS["llama"], "vocab_size": 259, "max_position_embeddings": context}
+    return crowd(count=count, backbone={"config": config})
+
+
 def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Ids, mask and labels (3, 7): one text whole, one padded on the right, one on the left."""
     ids = torch.randint(3, 40, (3, 7), generator=torch.Generator().manual_seed(0))

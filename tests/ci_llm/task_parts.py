@@ -13,7 +13,7 @@ from zoo.ci_llm import ByteTokenizer, CrowdTask, LearningBackbone, PretrainTask,
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 COUNTS = (5, 2, 1, 4)  # labelled tokens of the texts
-BYTES = {"model_type": "llama", **crowd_parts.CONFIGS["llama"], "vocab_size": 259}
+BYTES = {**crowd_parts.CONFIGS["llama"], "vocab_size": 259}
 
 
 class Forty(Tokenizer):
@@ -45,9 +45,11 @@ def task(crowd: Any = None, **arguments: Any) -> CrowdTask:
 
 
 def byte_task(count: int = 2, **arguments: Any) -> CrowdTask:
-    """A task on bytes, whose crowd can read and write texts."""
-    crowd = crowd_parts.crowd(count=count, backbone={"config": {**BYTES, "max_position_embeddings": 64}})
-    return task(crowd, tokenizer=ByteTokenizer(), **{"template": "{prompt}", "max_new_tokens": 8, **arguments})
+    return task(
+        crowd_parts.byte_crowd(count),
+        tokenizer=ByteTokenizer(),
+        **{"template": "{prompt}", "max_new_tokens": 8, **arguments},
+    )
 
 
 def pretrain_task(tied: bool = False, **arguments: Any) -> PretrainTask:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.ci_llm import task_parts
-from tests.ci_llm.crowd_parts import crowd
-from tests.ci_llm.task_parts import BYTES, trainer
+from tests.ci_llm.crowd_parts import byte_crowd
+from tests.ci_llm.task_parts import trainer
 from tests.harness import REPOSITORY
 from zoo.ci_llm import Arithmetic, ByteTokenizer, CrowdTask, TextData
 from zoo.ci_llm.data.text_files import TextFormat
@@ -33,9 +33,8 @@ def data(val_items: int = 6) -> TextData:
 
 
 def task(count: int = 2, **arguments) -> CrowdTask:
-    byte_crowd = crowd(count=count, backbone={"config": {**BYTES, "max_position_embeddings": 256}})
     settings = {"tokenizer": ByteTokenizer(), "template": TEMPLATE, "max_new_tokens": 6, **arguments}
-    return task_parts.task(byte_crowd, **settings)
+    return task_parts.task(byte_crowd(count, 256), **settings)
 
 
 def fit(made: CrowdTask, folder: Path, samples: Samples, source: TextData | None = None) -> CrowdTask:

@@ -274,16 +274,6 @@ def test_damaged_streams_fail_with_value_error(
             load_foreign_checkpoint(path)
 
 
-def test_torch_lists_the_globals_of_a_pickle() -> None:
-    from torch._weights_only_unpickler import get_globals_in_pkl
-
-    file = io.BytesIO(pickle.dumps({"a": PurePosixPath("x"), "b": Scheduler}, 2) + b"rest")
-    module = PurePosixPath.__module__
-    assert get_globals_in_pkl(file) == {f"{module}.PurePosixPath", f"{__name__}.Scheduler"}
-    assert file.read() == b"rest"
-
-
-@pytest.mark.shared
 def test_reads_every_golden_file(shared: Path) -> None:
     suffixes = {".pt", ".pth", ".ckpt", ".bin", ".pkl"}
     files = [path for path in (shared / "golden").rglob("*") if path.is_file()]

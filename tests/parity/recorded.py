@@ -31,3 +31,7 @@ class Recorded:
             return
         bound = max(20 * facts.get("max_abs_diff_to_f64", 0.0), 1e-6 * scale)
         torch.testing.assert_close(results.float(), stored[f"{name}.f32"], rtol=0, atol=bound)
+
+
+def close(actual: Tensor, expected: Tensor, atol: float) -> None:
+    torch.testing.assert_close(actual, expected, atol=atol, rtol=0)

@@ -24,7 +24,8 @@ import lightning as L
 from zoo.cli.recipes import TOP_LEVEL
 from zoo.cli.trainer import ZooCLI
 from zoo.common import registry
-from zoo.common.configs import dump_yaml, iterate_keys, load_yaml
+from zoo.common.configs import dump_yaml, load_yaml
+from zoo.common.foreign_files import iterate_keys
 from zoo.common.journal import format_error
 from zoo.training.callbacks.checkpoint import Checkpoints
 from zoo.training.callbacks.loggers import WandbSettings

@@ -14,7 +14,8 @@ from jsonargparse import ArgumentParser, Namespace, set_dumper, set_loader, set_
 
 from zoo.cli.recipes import CLASS_KEYS, WrongNameError, nearest_names, read_files, shorten_list, split_arguments
 from zoo.common import registry
-from zoo.common.configs import dump_yaml, iterate_keys, load_yaml, restrict_resolvers
+from zoo.common.configs import dump_yaml, load_yaml, restrict_resolvers
+from zoo.common.foreign_files import iterate_keys
 
 PARSER_MODE = "omegaconf+"
 

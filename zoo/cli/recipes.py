@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zoo.common.configs import dump_yaml, iterate_keys, load_recipe, merge, read_mapping
+from zoo.common.configs import dump_yaml, load_recipe, merge, read_mapping
+from zoo.common.foreign_files import iterate_keys
 from zoo.common.systems import recipe_paths
 
 GROUPS = ("trainer", "checkpoints", "samples", "wandb", "terminal")  # mappings of a config

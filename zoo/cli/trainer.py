@@ -32,7 +32,8 @@ from zoo.cli.parser import (
 )
 from zoo.cli.recipes import GROUPS, TOP_LEVEL, WrongNameError, compose_arguments, config_files, take_option
 from zoo.common.atomic_files import LOCK_NAME, delete_path, write_atomic
-from zoo.common.configs import check_config_paths, iterate_keys
+from zoo.common.configs import check_config_paths
+from zoo.common.foreign_files import iterate_keys
 from zoo.common.locks import is_rank_zero, lock_folder
 from zoo.runs import frozen, frozen_files
 from zoo.runs import run_folder as runs

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
 
+from zoo.common.foreign_files import iterate_keys
 from zoo.common.systems import recipe_paths
 
 MAX_YAML = 2**20  # characters of a YAML file, which takes seconds to read
@@ -223,12 +224,3 @@ def check_config_paths(config: Mapping[str, Any], folder: Path, args: Sequence[s
                 f"{folder}: its config sets {key} to {text!r}, outside of the run; if you want that, say so on the "
                 f"command line: --{key}"
             )
-
-
-def iterate_keys(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each key of a config, such as `trainer.callbacks.0.class_path`, with its value, outer ones first."""
-    if key:
-        yield key, node
-    items = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list | tuple) else ()
-    for name, value in items:
-        yield from iterate_keys(value, f"{key}.{name}" if key else str(name))

@@ -1,4 +1,4 @@
-"""Read JSON, lines of text and archives that may come from anybody."""
+"""Read JSON, its keys, lines of text and archives that may come from anybody."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import shutil
 import tarfile
 import zipfile
 import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,17 @@ def load_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("lists and tables nest too deeply") from error
+
+
+def iterate_keys(node: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each key of nested values, such as `trainer.callbacks.0.class_path`, with its value, outer ones first."""
+    pending = [("", node)]
+    while pending:  # no recursion: values may nest as deeply as JSON is read
+        key, node = pending.pop()
+        if key:
+            yield key, node
+        items = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list | tuple) else ()
+        pending += reversed([(f"{key}.{name}" if key else str(name), value) for name, value in items])
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[str]:

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zoo.common.configs import iterate_keys
-from zoo.common.foreign_files import load_json
+from zoo.common.foreign_files import iterate_keys, load_json
 from zoo.runs.frozen import suppress_loading_messages
 
 ALIGNMENT = 64  # bytes, to which torch aligns what it allocates

@@ -26,10 +26,7 @@ from zoo.ci_llm.convert.write import write_original
 from zoo.ci_llm.nets.backbone import positions
 from zoo.runs.load import load
 
-CONFIG = {
-    "model_type": "llama", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "vocab_size": 32,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 32,
-}  # fmt: skip
+CONFIG = crowd_parts.CONFIGS["llama"]
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +83,7 @@ def test_wrong_backbone(backbone, tmp_path):
         convert(tmp_path / "run/a.ckpt", tmp_path / "back", other)
     wide = tmp_path / "wide"
     wide.mkdir()
-    Backbone(config={**CONFIG, "hidden_size": 32}).save_source(wide)
+    Backbone(config={**CONFIG, "hidden_size": 64}).save_source(wide)
     convert(made(backbone, 2), tmp_path / "peft")
     with pytest.raises(ValueError, match="does not fit the backbone"):
         from_original(tmp_path / "peft", wide)

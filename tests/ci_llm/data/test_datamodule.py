@@ -240,7 +240,6 @@ def test_fields_of_a_table_are_its_columns_of_texts_and_only_its_schema_is_read(
     assert text_fields(path) == ["p", "code"]
 
 
-@pytest.mark.shared
 @pytest.mark.parametrize("options", [{}, {"token_budget": 8192}, {"agents": 4, "agent_data": "shuffled"}])
 def test_little_padding_on_gsm8k(shared, tmp_path_factory, options):
     cache = str(tmp_path_factory.getbasetemp() / "gsm8k")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.ci_llm.crowd_parts import CONFIGS, crowd
+from tests.ci_llm.crowd_parts import byte_crowd
 from zoo.ci_llm import Arithmetic, ByteTokenizer, Crowd
 from zoo.ci_llm.data.arithmetic import Split
 from zoo.ci_llm.data.text_files import Example, TextFormat
@@ -35,8 +35,7 @@ FEW = AnswerSettings(max_new_tokens=3, samples=(2,))
 
 
 def make_crowd(count: int = 3, context: int = 128) -> Crowd:
-    config = {**CONFIGS["llama"], "vocab_size": 259, "max_position_embeddings": context}
-    return crowd(count=count, backbone={"config": config}).eval()
+    return byte_crowd(count, context).eval()
 
 
 def trained(count: int = 3, context: int = 128) -> TrainedCrowd:

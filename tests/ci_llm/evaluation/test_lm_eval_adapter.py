@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.ci_llm.crowd_parts import CONFIGS, crowd
+from tests.ci_llm.crowd_parts import byte_crowd
 from zoo.ci_llm import BayesianAverage, ByteTokenizer, Dirichlet, Geometric, Mean
 from zoo.ci_llm.inference.generate import generate_texts
 
@@ -33,8 +33,7 @@ def adapter(monkeypatch):
 
 @pytest.fixture(scope="module")
 def net():
-    config = {**CONFIGS["llama"], "vocab_size": 259, "max_position_embeddings": 64}
-    return crowd(count=2, backbone={"config": config}).eval()
+    return byte_crowd().eval()
 
 
 def request(*args):

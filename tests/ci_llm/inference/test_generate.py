@@ -1,43 +1,21 @@
 import pytest
 import torch
 
-from zoo.ci_llm.aggregation import BayesianAverage, Dirichlet, FittedMixture, Geometric, Mean, Vote
-from zoo.ci_llm.data.tokenizers import ByteTokenizer
+from tests.ci_llm import crowd_parts
+from zoo.ci_llm import BayesianAverage, ByteTokenizer, Dirichlet, FittedMixture, Geometric, Mean, Sampling, Vote
 from zoo.ci_llm.data.tokens import pad_left
 from zoo.ci_llm.inference.generate import generate, generate_texts
-from zoo.ci_llm.nets.agents import Agents
-from zoo.ci_llm.nets.backbone import Backbone
-from zoo.ci_llm.nets.crowd import Crowd
-from zoo.ci_llm.nets.sampling import Sampling
 
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 40,
-    "max_position_embeddings": 32,
-    "initializer_range": 0.3,
-}
-GPT2 = {
-    "model_type": "gpt2",
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    "vocab_size": 40,
-    "n_positions": 32,
-    "initializer_range": 0.3,
-}
 IDS = torch.tensor([[0, 0, 5, 6, 7], [0, 9, 11, 12, 13], [20, 21, 22, 23, 24]])
 MASK = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 1, 1], [1, 1, 1, 1, 1]])
 NEW = 6
 
 
-def crowd(config=LLAMA, targets=("q_proj", "down_proj"), **settings):
-    agents = Agents(3, rank=4, alpha=8, targets=targets, init="normal", std=0.2, **settings)
-    return Crowd(Backbone(config=config), agents).train()
+def crowd(name="llama", vocabulary=40, **agents):
+    """A crowd in training mode, with room for 32 tokens, or 64 of bytes."""
+    config = {**crowd_parts.CONFIGS[name], "vocab_size": vocabulary, "initializer_range": 0.3}
+    config["max_position_embeddings"] = 32 if vocabulary == 40 else 64
+    return crowd_parts.crowd(name, backbone={"config": config}, **{"std": 0.2, "dropout": 0.1, **agents}).train()
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +46,7 @@ def test_the_cache_changes_nothing(llama, rule):
     assert torch.equal(texts, uncached(llama, IDS, MASK, rule))
 
 
-@pytest.mark.parametrize("made", [{"config": GPT2, "targets": ("c_attn",)}, {"top_layers": 1}], ids=["gpt2", "trunk"])
+@pytest.mark.parametrize("made", [{"name": "gpt2"}, {"top_layers": 1}], ids=["gpt2", "trunk"])
 def test_other_backbones_and_a_shared_trunk(made):
     other = crowd(**made)
     assert torch.equal(generate(other, IDS, MASK, Mean(), NEW), uncached(other, IDS, MASK, Mean()))
@@ -119,7 +97,7 @@ def test_invalid_prompts_are_refused(llama, ids, mask, options, message):
 
 def test_texts_end_at_stop_strings_across_tokens_and_at_any_eos():
     tokenizer = ByteTokenizer()
-    byte_crowd = crowd({**LLAMA, "vocab_size": 259, "max_position_embeddings": 64})
+    byte_crowd = crowd(vocabulary=259)
     prompts = [tokenizer.encode("abc"), tokenizer.encode("a")]
     ids, mask = pad_left(prompts, 0)
     sampled = {"sampling": Sampling(1.0), "seeds": [4, 5]}

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from zoo.cli.main import main
-from zoo.common.configs import iterate_keys
+from zoo.common.foreign_files import iterate_keys
 from zoo.runs.checkpoints import save_checkpoint
 
 RECORD = {"sha256": "0" * 64, "source": "someone/model", "revision": "main", "folder": "frozen/0000000000000000"}

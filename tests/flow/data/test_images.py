@@ -23,7 +23,6 @@ def pictures(folder: Path, count: int = 3) -> FileImages:
     return FileImages(folder, paths)
 
 
-@pytest.mark.shared
 def test_resizing_equals_the_originals(shared: Path) -> None:
     golden = np.load(shared / "golden" / "flow" / "fid_and_image.npz")
     source = ArrayImages(golden["img"][None])

@@ -15,13 +15,6 @@ from zoo.audiosr.nets.unet import timestep_embedding
 from zoo.blocks.autoencoder import kl_divergence, posterior_mean
 from zoo.common.safe_load import load_foreign_checkpoint
 
-pytestmark = pytest.mark.shared
-
-
-@pytest.fixture(scope="module")
-def folder(shared: Path) -> Path:
-    return shared / "golden" / "audiosr"
-
 
 @pytest.fixture(scope="module")
 def io(folder: Path) -> dict[str, Tensor]:

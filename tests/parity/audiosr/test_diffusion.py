@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.numeric import assert_agrees
+from tests.parity.recorded import close
 from zoo.audiosr import DDIM, CosineDiffusion, MelFeatures, UNet
 from zoo.audiosr.data.cutoff import share_cutoff, spectrum
 from zoo.audiosr.data.simulate import FILTER_TYPES, lowpass
@@ -15,22 +16,12 @@ from zoo.blocks.image import classifier_free_guidance
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.hifigan.nets.generator import Generator
 
-pytestmark = pytest.mark.shared
 STATED = {"atol": 1e-4, "rtol": 1e-3}  # the wider one holds
-
-
-@pytest.fixture(scope="module")
-def folder(shared: Path) -> Path:
-    return shared / "golden" / "audiosr"
 
 
 def arrays(path: Path) -> dict[str, torch.Tensor]:
     with np.load(path) as archive:
         return {key: torch.from_numpy(archive[key]) for key in archive.files}
-
-
-def close(actual: torch.Tensor, expected: torch.Tensor, atol: float) -> None:
-    torch.testing.assert_close(actual, expected, atol=atol, rtol=0)
 
 
 def test_schedule_noising_and_target(folder):

@@ -14,28 +14,20 @@ from zoo.audiosr import CosineDiffusion, Denoiser, FrozenAutoencoder, GlobalEnco
 from zoo.audiosr.losses import Objective
 from zoo.common.safe_load import load_foreign_checkpoint
 
-pytestmark = pytest.mark.shared
 PREFIX = "model.diffusion_model."
 
 
-def test_loss_and_gradients(shared: Path) -> None:
-    folder = shared / "golden" / "audiosr" / "set_a"
-    io, meta = np.load(folder / "io.npz"), json.loads((folder / "meta.json").read_text())
-    weights = load_foreign_checkpoint(folder / "step_7.pt")["state_dict"]
+def test_loss_and_gradients(folder: Path) -> None:
+    io, meta = np.load(folder / "set_a" / "io.npz"), json.loads((folder / "set_a" / "meta.json").read_text())
+    weights = load_foreign_checkpoint(folder / "set_a" / "step_7.pt")["state_dict"]
     unet = UNet(8, 4, 32, (1, 1), 1, (2,), 16, fusion="replace", context_channels=16)
     net = Denoiser(unet, GlobalEncoder(context_channels=16)).eval()
     reference = {key.removeprefix(PREFIX): value.float() for key, value in weights.items() if key.startswith(PREFIX)}
     state = {key if key.startswith("global_encoder.") else f"unet.{key}": value for key, value in reference.items()}
     net.load_state_dict({**state, "latent_scale": torch.tensor(1.0)})
     # the loss on latents needs neither; modelV1's latents come from the recorded moments
-    unused = {
-        "in_channels": 1,
-        "out_channels": 1,
-        "block_out_channels": [8],
-        "layers_per_block": 1,
-        "norm_num_groups": 4,
-    }
-    unused |= {"latent_channels": 16}
+    unused = {"in_channels": 1, "out_channels": 1, "block_out_channels": [8], "layers_per_block": 1}
+    unused |= {"norm_num_groups": 4, "latent_channels": 16}
     objective = Objective(
         net, CosineDiffusion(), nn.ModuleDict({"latent": Latent()}), FrozenAutoencoder(config=unused),
         MelFeatures(sample_rate=16000, n_fft=512, hop_length=160, n_mels=32), None,

@@ -15,14 +15,7 @@ from tests.training.callbacks.parts import make_trainer
 from zoo.audiosr.loss_monitor import LossMonitor, MonitorState
 from zoo.training.callbacks.ema import EMA
 
-pytestmark = pytest.mark.shared
-
 NAMES = {"patience": "patience", "explosion_threshold": "threshold"}
-
-
-@pytest.fixture(scope="module")
-def common(shared: Path) -> Path:
-    return shared / "golden" / "audiosr" / "common"
 
 
 def read(path: Path) -> Any:
@@ -30,8 +23,8 @@ def read(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", ["explosion_nan", "plateau_accum4", "early_stop", "min_lr_floor"])
-def test_monitor(common: Path, name: str) -> None:
-    trace = read(common / "loss_monitor_trace.json")["traces"][name]
+def test_monitor(folder: Path, name: str) -> None:
+    trace = read(folder / "common" / "loss_monitor_trace.json")["traces"][name]
     rows = trace.get("rows") or trace["rows_kept"]
     rules = {NAMES[key]: value for key, value in trace["kwargs"].items() if key in NAMES}
     factor = trace["kwargs"].get("lr_reduction_factor", 0.5)
@@ -104,16 +97,16 @@ class Watch(L.Callback):
             self.rows[-1].append(trainer.optimizers[0].param_groups[0]["lr"])
 
 
-def test_the_schedule_undoes_what_the_monitor_does(common: Path) -> None:
-    rows = read(common / "warmup_cosine.json")["interplay"]["rows"]
+def test_the_schedule_undoes_what_the_monitor_does(folder: Path) -> None:
+    rows = read(folder / "common" / "warmup_cosine.json")["interplay"]["rows"]
     watch = Watch()
     trainer = make_trainer(LossMonitor(), watch, max_epochs=1, accumulate_grad_batches=4)
     trainer.fit(Toy(), DataLoader([torch.tensor([row[1]]) for row in rows], batch_size=None))
     assert watch.rows == [row[2:] for row in rows]
 
 
-def test_average(common: Path) -> None:
-    trace = read(common / "ema_trace.json")
+def test_average(folder: Path) -> None:
+    trace = read(folder / "common" / "ema_trace.json")
     task = L.LightningModule()
     task.net = nn.Linear(3, 2)
     task.net.load_state_dict({key: torch.tensor(value) for key, value in trace["init"].items()})

@@ -8,13 +8,6 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.conftest import reference_folder
-
-
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    return reference_folder("ci_llm")
-
 
 @pytest.fixture(scope="module")
 def io(folder: Path) -> dict[str, Tensor]:

@@ -4,7 +4,6 @@ import torch
 from tests.numeric import assert_agrees
 from zoo.ci_llm.aggregation import Dirichlet, Mean, aggregate
 
-pytestmark = pytest.mark.shared
 ALPHAS = ["0.5", "1.0"]
 SEED = 11
 

@@ -11,8 +11,6 @@ from tests.ci_llm.convert.test_read import assert_same_weights
 from zoo.ci_llm.convert import convert, describe, from_original, is_original
 from zoo.ci_llm.convert.read import META, read_original, read_peft
 
-pytestmark = pytest.mark.shared
-
 
 @pytest.mark.parametrize("name", ["checkpoint_step_7", "peft_adapters"])
 def test_logits(folder, io, name):

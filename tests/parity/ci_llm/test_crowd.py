@@ -11,8 +11,6 @@ from zoo.ci_llm import Agents, Backbone, Crowd, Diversity
 from zoo.ci_llm.losses.likelihood import losses
 from zoo.ci_llm.losses.objective import CrowdObjective
 
-pytestmark = pytest.mark.shared
-
 SIDES = ["right", "left"]
 MODES = [("batched", None), ("sequential", None), ("chunked", 2), ("chunked", 1)]
 

@@ -5,7 +5,6 @@ from tests.numeric import assert_agrees
 from zoo.ci_llm.losses.distances import pairwise_sliced_wasserstein, random_directions
 from zoo.ci_llm.losses.diversity import Diversity, sliced_wasserstein, text_representations
 
-pytestmark = pytest.mark.shared
 STRATEGIES = ["last_token", "mean_pool", "first_token"]
 
 

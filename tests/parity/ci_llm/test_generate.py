@@ -7,8 +7,6 @@ import torch
 from zoo.ci_llm import Agents, Backbone, Crowd, Mean
 from zoo.ci_llm.inference.generate import generate
 
-pytestmark = pytest.mark.shared
-
 
 @pytest.fixture(scope="module", params=["batched", "sequential"])
 def crowd(folder: Path, request) -> Crowd:

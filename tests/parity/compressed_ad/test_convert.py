@@ -1,23 +1,14 @@
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
-from tests.conftest import reference_folder
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.compressed_ad.convert import convert, describe, from_original, is_original, original_state, to_original
 from zoo.convert.engine import NO_TRAINING
 from zoo.runs.checkpoints import load_checkpoint
 
-pytestmark = pytest.mark.shared
-
 KINDS = {"ad": "AD", "cad": "CAD", "cadv1": "v1"}
-
-
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    return reference_folder("compressed_ad")
 
 
 def assert_equal_files(after: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> None:

@@ -2,15 +2,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conftest import reference_folder
 from zoo.compressed_ad.envs.grids import PERMUTATIONS, DarkKeyToDoor, Darkroom, DarkroomPermuted, Env
-
-pytestmark = pytest.mark.shared
 
 
 @pytest.fixture
-def golden():
-    return np.load(reference_folder("compressed_ad") / "env" / "env_golden.npz")
+def golden(folder):
+    return np.load(folder / "env" / "env_golden.npz")
 
 
 def replay(env: Env, task: np.ndarray, golden, name: str) -> None:

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.conftest import reference_folder
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.compressed_ad import Curriculum, Darkroom
 from zoo.compressed_ad.convert.history_files import export_histories, import_histories
@@ -16,23 +15,17 @@ from zoo.compressed_ad.data.windows import HistoryWindows, StoredSource, WindowO
 
 h5py = pytest.importorskip("h5py")
 
-pytestmark = pytest.mark.shared
 STREAMS, STEPS, WINDOW = 3, 70, 12  # of the original's loader: 24 histories of 8 tasks
 
 
 @pytest.fixture(scope="module")
-def folder():
-    return reference_folder("compressed_ad") / "env"
-
-
-@pytest.fixture(scope="module")
 def file(folder):
-    return folder / "history_darkroom_PPO_alg-seed42.hdf5"
+    return folder / "env" / "history_darkroom_PPO_alg-seed42.hdf5"
 
 
 @pytest.fixture(scope="module")
 def golden(folder):
-    return load_foreign_checkpoint(folder / "dataset_golden.pt")
+    return load_foreign_checkpoint(folder / "env" / "dataset_golden.pt")
 
 
 @pytest.fixture(scope="module")

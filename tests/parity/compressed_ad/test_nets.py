@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.conftest import reference_folder
 from tests.parity.compressed_ad.original_agents import LegacyEncoder, training_logits
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.compressed_ad.convert import from_original
@@ -23,15 +22,8 @@ from zoo.compressed_ad.nets.transformer import Transformer
 from zoo.compressed_ad.rollout import rollout
 from zoo.training.schedules import WarmupCosine
 
-pytestmark = pytest.mark.shared
-
 KINDS = {"ad": "AD", "cad": "CAD", "cadv1": "v1"}
 CONTEXTS = ("one_transition", "no_compression", "exactly_full", "one_over", "medium", "long")
-
-
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    return reference_folder("compressed_ad")
 
 
 @pytest.fixture(scope="module")

@@ -5,16 +5,14 @@ import torch
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.flow.evaluation.metrics import chamfer, frechet_distance
 
-pytestmark = pytest.mark.shared
 
-
-def test_frechet_distance_equals_the_originals(shared):
-    golden = np.load(shared / "golden" / "flow" / "fid_and_image.npz")
+def test_frechet_distance_equals_the_originals(folder):
+    golden = np.load(folder / "fid_and_image.npz")
     a, b = torch.from_numpy(golden["feat_a"]), torch.from_numpy(golden["feat_b"])
     expected = float(golden["fid"])
     assert frechet_distance(a, b) == pytest.approx(expected, rel=1e-9)
 
 
-def test_chamfer_distance_equals_the_originals(shared):
-    golden = load_foreign_checkpoint(shared / "golden" / "flow" / "toy.pt")
+def test_chamfer_distance_equals_the_originals(folder):
+    golden = load_foreign_checkpoint(folder / "toy.pt")
     assert chamfer(golden["cd_a"], golden["cd_b"]) == pytest.approx(golden["cd"], rel=1e-6)

@@ -5,18 +5,12 @@ import pytest
 import torch
 
 from tests.numeric import assert_agrees
+from tests.parity.recorded import close
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.flow import ConditionalOT, Guidance, Solver, UNet
 from zoo.flow.convert import convert, convert_config, describe, from_original, is_original, original_state, to_original
 from zoo.flow.process.guidance import velocity_field
 from zoo.training.schedules import WarmupConstant
-
-pytestmark = pytest.mark.shared
-
-
-@pytest.fixture(scope="module")
-def folder(shared: Path) -> Path:
-    return shared / "golden" / "flow"
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +21,6 @@ def golden(folder: Path) -> dict:
 @pytest.fixture
 def net(folder: Path) -> UNet:
     return from_original(folder / "cfg_fmsave.ckpt")
-
-
-def close(actual: torch.Tensor, expected: torch.Tensor, atol: float) -> None:
-    torch.testing.assert_close(actual, expected, atol=atol, rtol=0)
 
 
 def test_full_size_net_has_the_originals_names_and_parameters(folder):

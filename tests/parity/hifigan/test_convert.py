@@ -1,17 +1,12 @@
 import json
 
-import pytest
 import torch
 
-from tests.conftest import reference_folder
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.hifigan.convert import convert, convert_config, describe
 
-pytestmark = pytest.mark.shared
 
-
-def test_golden_checkpoint_round_trip(tmp_path):
-    folder = reference_folder("hifigan")
+def test_golden_checkpoint_round_trip(folder, tmp_path):
     convert(folder / "g_00000123", tmp_path / "ours.ckpt")
     convert(tmp_path / "ours.ckpt", tmp_path / "back")
     before = load_foreign_checkpoint(folder / "g_00000123")["generator"]
@@ -23,8 +18,7 @@ def test_golden_checkpoint_round_trip(tmp_path):
     assert json.loads((tmp_path / "back" / "config.json").read_text()) == original
 
 
-def test_golden_config_and_description():
-    folder = reference_folder("hifigan")
+def test_golden_config_and_description(folder):
     recipe, unmapped = convert_config(folder / "config.json")
     assert unmapped == ["num_gpus", "num_freq", "dist_config"]
     assert recipe["data"]["init_args"]["batch_size"] == 16

@@ -3,11 +3,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import reference_folder
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.hifigan.convert import from_original
-
-pytestmark = pytest.mark.shared
 
 SSL_CONFIG = {
     "resblock": "1",
@@ -18,11 +15,6 @@ SSL_CONFIG = {
     "resblock_dilation_sizes": [[1, 3, 5]] * 3,
     "conformer_num_heads": 4,
 }
-
-
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    return reference_folder("hifigan")
 
 
 @pytest.fixture(scope="module")

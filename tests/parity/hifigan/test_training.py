@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from tests.conftest import reference_folder
 from tests.numeric import exactly
 from zoo.audio.analysis.mel import LogMel
 from zoo.common.safe_load import load_foreign_checkpoint
@@ -19,13 +18,6 @@ from zoo.hifigan.convert import from_original
 from zoo.hifigan.convert.layouts import to_original_names, to_zoo_names
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
 from zoo.training.adversarial import adversarial_loss, discriminator_loss, feature_matching_loss
-
-pytestmark = pytest.mark.shared
-
-
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    return reference_folder("hifigan")
 
 
 def formula(name: str, shape: tuple[int, ...], fan_in: int, spectral: bool) -> torch.Tensor:
@@ -41,13 +33,14 @@ def formula(name: str, shape: tuple[int, ...], fan_in: int, spectral: bool) -> t
     return torch.from_numpy(values.astype(np.float32)).reshape(shape)
 
 
-def formula_weights(module: nn.Module, prefix: str) -> nn.Module:
+def formula_weights(module: nn.Module, prefix: str = "") -> nn.Module:
+    """Fill a net by the formula on the original's names, which begin with the prefix."""
     legacy = to_original_names(module.state_dict())
     state = {}
     for key, tensor in legacy.items():
         stem = key.rpartition(".")[0]
         spectral = f"{stem}.weight_orig" in legacy
-        state[key] = formula(f"{prefix}.{key}", tuple(tensor.shape), math.prod(tensor.shape[1:]), spectral)
+        state[key] = formula(f"{prefix}{key}", tuple(tensor.shape), math.prod(tensor.shape[1:]), spectral)
     module.load_state_dict(to_zoo_names(state))
     return module
 
@@ -55,7 +48,7 @@ def formula_weights(module: nn.Module, prefix: str) -> nn.Module:
 @pytest.fixture(scope="module")
 def initial() -> dict[str, dict[str, torch.Tensor]]:
     nets = {"mpd": MultiPeriodDiscriminator(), "msd": MultiScaleDiscriminator()}
-    return {name: formula_weights(net, name).state_dict() for name, net in nets.items()}
+    return {name: formula_weights(net, f"{name}.").state_dict() for name, net in nets.items()}
 
 
 def build(initial, name: str) -> nn.Module:

@@ -13,8 +13,6 @@ from zoo.miipher.convert import convert, describe, from_original, is_original, t
 from zoo.miipher.losses import feature_loss
 from zoo.miipher.nets.cleaner import Cleaner
 
-pytestmark = pytest.mark.shared
-
 ADAPTERS = {
     "hubert_postln": ("checkpoint_199k.pt", "backbone_hubert"),
     "hubert_stableln": ("checkpoint_199k.pt", "backbone_hubert"),
@@ -30,25 +28,20 @@ VOCODERS = {
 
 
 @pytest.fixture(scope="module")
-def golden(shared: Path) -> Path:
-    return shared / "golden" / "miipher"
-
-
-@pytest.fixture(scope="module")
-def waveforms(golden: Path) -> dict[str, Tensor]:
-    return load_foreign_checkpoint(golden / "waveforms.pt")
+def waveforms(folder: Path) -> dict[str, Tensor]:
+    return load_foreign_checkpoint(folder / "waveforms.pt")
 
 
 @pytest.mark.parametrize("case", ADAPTERS)
-def test_features_and_losses(golden: Path, waveforms: dict[str, Tensor], case: str) -> None:
+def test_features_and_losses(folder: Path, waveforms: dict[str, Tensor], case: str) -> None:
     file, backbone = ADAPTERS[case]
-    cleaner = from_original(golden / case / file, backbone=golden / case / backbone)
+    cleaner = from_original(folder / case / file, backbone=folder / case / backbone)
     assert isinstance(cleaner, Cleaner)
     assert not cleaner.training
     features = {
-        name: value.transpose(1, 2) for name, value in load_foreign_checkpoint(golden / case / "features.pt").items()
+        name: value.transpose(1, 2) for name, value in load_foreign_checkpoint(folder / case / "features.pt").items()
     }
-    losses = json.loads((golden / "manifest.json").read_text())["cases"][case]["losses"]
+    losses = json.loads((folder / "manifest.json").read_text())["cases"][case]["losses"]
 
     @torch.no_grad()
     def evaluate(cleaner: Cleaner, waveforms: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -66,10 +59,10 @@ def test_features_and_losses(golden: Path, waveforms: dict[str, Tensor], case: s
 
 
 @pytest.mark.parametrize("case", VOCODERS)
-def test_waveforms(golden: Path, case: str) -> None:
-    generator = vocoder_from_original(golden / case / VOCODERS[case])
+def test_waveforms(folder: Path, case: str) -> None:
+    generator = vocoder_from_original(folder / case / VOCODERS[case])
     assert not generator.training
-    expected = load_foreign_checkpoint(golden / case / "io.pt")
+    expected = load_foreign_checkpoint(folder / case / "io.pt")
     features = expected["input_feature"] if "mel" in expected else expected["input_feature"].transpose(1, 2)
     with torch.no_grad():
         torch.testing.assert_close(generator(features), expected["waveform"], atol=1e-6, rtol=0)
@@ -91,14 +84,14 @@ def cleaner_tensors(path: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("case", ADAPTERS)
-def test_adapters_there_and_back(golden: Path, tmp_path: Path, case: str) -> None:
+def test_adapters_there_and_back(folder: Path, tmp_path: Path, case: str) -> None:
     file, backbone = ADAPTERS[case]
-    source, folder = golden / case / file, golden / case / backbone
-    to_original(from_original(source, backbone=folder), tmp_path / "module.pt", backbone=folder)
+    source, network = folder / case / file, folder / case / backbone
+    to_original(from_original(source, backbone=network), tmp_path / "module.pt", backbone=network)
     convert(source, tmp_path / "run" / "ours.ckpt")
     convert(source, tmp_path / "export")
     convert(tmp_path / "run" / "ours.ckpt", tmp_path / "checkpoint.pt")
-    convert(tmp_path / "export", tmp_path / "unified", backbone=folder)
+    convert(tmp_path / "export", tmp_path / "unified", backbone=network)
     expected = cleaner_tensors(source)
     for written in ("module.pt", "checkpoint.pt", "unified"):
         path = tmp_path / written
@@ -108,8 +101,8 @@ def test_adapters_there_and_back(golden: Path, tmp_path: Path, case: str) -> Non
     assert all(key.startswith("encoder.adapters.") for key in exported)
 
 
-def test_step_and_settings_there_and_back(golden: Path, tmp_path: Path) -> None:
-    source = golden / "hubert_postln" / "checkpoint_199k.pt"
+def test_step_and_settings_there_and_back(folder: Path, tmp_path: Path) -> None:
+    source = folder / "hubert_postln" / "checkpoint_199k.pt"
     report = convert(source, tmp_path / "ours.ckpt")
     assert report["step"] == 199000
     convert(tmp_path / "ours.ckpt", tmp_path / "back.pt")
@@ -122,8 +115,8 @@ def test_step_and_settings_there_and_back(golden: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", VOCODERS)
-def test_vocoders_there_and_back(golden: Path, tmp_path: Path, case: str) -> None:
-    source = golden / case / VOCODERS[case]
+def test_vocoders_there_and_back(folder: Path, tmp_path: Path, case: str) -> None:
+    source = folder / case / VOCODERS[case]
     convert(source, tmp_path / "ours.ckpt")
     target = tmp_path / f"back{source.suffix}"
     convert(tmp_path / "ours.ckpt", target)
@@ -141,10 +134,10 @@ def test_vocoders_there_and_back(golden: Path, tmp_path: Path, case: str) -> Non
     vocoder_from_original(target)
 
 
-def test_descriptions(golden: Path) -> None:
-    facts = describe(golden / "hubert_postln" / "checkpoint_199k.pt")
+def test_descriptions(folder: Path) -> None:
+    facts = describe(folder / "hubert_postln" / "checkpoint_199k.pt")
     assert (facts["format"], facts["adapters"], facts["step"]) == ("checkpoint", "3 of 24", 199000)
-    facts = describe(golden / "accelerate_hubert_0based" / "checkpoint_1000k")
+    facts = describe(folder / "accelerate_hubert_0based" / "checkpoint_1000k")
     assert (facts["format"], facts["adapters"], facts["step"]) == ("accelerate", "2 of 24", 1000)
-    facts = describe(golden / "vocoder_prenet_mel" / "checkpoint_96k.pt")
+    facts = describe(folder / "vocoder_prenet_mel" / "checkpoint_96k.pt")
     assert (facts["vocoder"], facts["parts"], facts["step"]) == ("prenet with EMA", ["generator"], 96000)

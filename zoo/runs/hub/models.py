@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zoo.common import registry
-from zoo.common.configs import iterate_keys
-from zoo.common.foreign_files import load_json
+from zoo.common.foreign_files import iterate_keys, load_json
 from zoo.runs.components import CONFIG_NAME, WEIGHTS_NAME
 from zoo.runs.model_description import validate_description
 
