@@ -91,7 +91,7 @@ def test_written_files_state_what_they_know(tmp_path, net):
 def test_checkpoint_there_and_back(tmp_path, net):
     to_original(net, tmp_path / "a.pt", {"sigma_min": 0.01, "cfg_dropout": 0.2})
     facts = convert(tmp_path / "a.pt", tmp_path / "ours.ckpt")
-    assert facts["notes"] == [NO_TRAINING]
+    assert list(facts) == ["system", "source", "target", "tensors", "notes"] and facts["notes"] == [NO_TRAINING]
     checkpoint = load_checkpoint(tmp_path / "ours.ckpt")
     parts = checkpoint["zoo"]["components"]
     assert build(parts["path"]).sigma_min == 0.01
@@ -101,8 +101,9 @@ def test_checkpoint_there_and_back(tmp_path, net):
     convert(tmp_path / "ours.ckpt", tmp_path / "back.pt")
     before, after = (torch.load(tmp_path / name, weights_only=True) for name in ("a.pt", "back.pt"))
     assert before["hparams"] == after["hparams"]
+    assert list(before["state_dict"]) == list(after["state_dict"])
     assert all(torch.equal(before["state_dict"][key], after["state_dict"][key]) for key in before["state_dict"])
-    assert not is_original(tmp_path / "ours.ckpt")
+    assert is_original(tmp_path / "a.pt") and not is_original(tmp_path / "ours.ckpt")
 
 
 def test_export_and_what_was_assumed(tmp_path, net):
