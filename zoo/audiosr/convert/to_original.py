@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import yaml
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from zoo.audiosr.convert import layouts, net_sizes
@@ -29,7 +28,7 @@ from zoo.convert.tensor_names import State, add_prefix, select_prefix
 from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.hifigan.nets.generator import Generator
 from zoo.runs.checkpoints import find_checkpoint, find_checkpoints, parse_step
-from zoo.runs.components import WEIGHTS_NAME, is_export, read_export_config
+from zoo.runs.components import is_export, read_components
 from zoo.runs.load import build_components
 
 INFERENCE = "zoo.audiosr.Restorer"
@@ -301,8 +300,8 @@ def _read_zoo(source: Path) -> Nets:
     """Read the nets of a checkpoint or export."""
     averaged: State = {}
     if is_export(source):
-        specs, folder = read_export_config(source), source
-        state = load_file(source / WEIGHTS_NAME)
+        specs, state, _ = read_components(source)
+        folder = source
         if specs["inference"] != INFERENCE:
             raise ValueError(f"{source}: expected an export for {INFERENCE}, found {specs['inference']}")
     else:
