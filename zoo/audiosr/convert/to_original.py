@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +34,6 @@ INFERENCE = "zoo.audiosr.Restorer"
 FINAL = "final_ema.pt"
 MODELV1_ENCODER = (128, 2, 1024)  # channels, layers and positions of its class
 PREFIX = {component: prefix for prefix, component in layouts.PREFIXES.items()}
-_BEST = re.compile(r"best-step_(\d+)-")
 # A first stage's and a UNet's configuration in their order; None stands for a value of the nets.
 FIRST_STAGE: dict[str, Any] = {
     "double_z": True, "z_channels": None, "resolution": 256, "in_channels": 1, "out_ch": 1, "ch": None, "ch_mult": None,
@@ -292,8 +290,7 @@ def _list_targets(source: Path, target: Path) -> dict[Path, Path]:
 
 def original_name(checkpoint: Path) -> str:
     """Return the original's name of a checkpoint of ours."""
-    best = _BEST.match(checkpoint.name)
-    return f"best_step_{int(best[1])}.pt" if best else f"step_{parse_step(checkpoint)}.pt"
+    return f"{'best_' if checkpoint.name.startswith('best-') else ''}step_{parse_step(checkpoint)}.pt"
 
 
 def _read_zoo(source: Path) -> Nets:
