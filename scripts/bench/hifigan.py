@@ -31,8 +31,9 @@ from zoo.common.build import build
 from zoo.common.configs import load_recipe
 from zoo.common.systems import recipe_root
 from zoo.hifigan.data import VocoderData
-from zoo.hifigan.inference import export_onnx
+from zoo.hifigan.inference import Vocoder
 from zoo.hifigan.nets.generator import Generator
+from zoo.runs.onnx_export import write_onnx
 
 SAMPLE_RATE = 22050
 HOP_SAMPLES = 256
@@ -142,7 +143,7 @@ def _runners(
     generator: Generator, path: Path, frames: int, threads: Sequence[int] = (1, 2)
 ) -> dict[str, Callable[[], object]]:
     """Torch and onnxruntime on each number of threads, on the same random mel."""
-    export_onnx(generator, path)
+    write_onnx(Vocoder(generator, None, 22050).onnx_graph(), path)
     mel = torch.randn(1, generator.in_channels, frames)
     threads_before = torch.get_num_threads()
 

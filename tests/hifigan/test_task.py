@@ -27,12 +27,9 @@ def build(mel: LogMel | None, **kwargs: object) -> HiFiGANTask:
     )  # fmt: skip
 
 
-def test_generates_from_the_mel_of_the_audio() -> None:
+def test_generates_from_the_mel_of_the_audio_or_from_given_features() -> None:
     fake, real = build(front_end()).generate({"audio": torch.randn(2, 1000)})
     assert fake.shape == real.shape == (2, 1, 960)
-
-
-def test_generates_from_given_features() -> None:
     task = build(None)
     fake, real = task.generate({"audio": torch.randn(2, 640), "features": torch.randn(2, 8, 11)})
     assert fake.shape == real.shape == (2, 1, 640)

@@ -12,19 +12,17 @@ import lightning as L
 
 from zoo.cli.log_filters import configure_logging, filter_warnings, quiet_output
 from zoo.cli.recipes import config_files
-from zoo.cli.resume import resolve_checkpoint
-from zoo.cli.trainer import ZooCLI, start_from_weights
+from zoo.cli.trainer import ZooCLI, resolve_checkpoint, start_from_weights
 from zoo.common.registry import allow_packages
 from zoo.runs.checkpoints import find_checkpoint, parse_step
 from zoo.runs.init_from import init_from
 from zoo.training.task import ZooTask
 
-ALONE = {
+TRIAL_SETTINGS = {  # one process, without validation and end; schedules may end at max_steps, so it is a number
     "devices": 1, "num_nodes": 1, "strategy": "auto", "limit_val_batches": 0, "num_sanity_val_steps": 0,
-    "fast_dev_run": False,
+    "fast_dev_run": False, "max_steps": 10**9, "max_epochs": -1, "max_time": "null", "min_steps": "null",
+    "min_epochs": "null",
 }  # fmt: skip
-# max_steps is a number of steps, as recipes let their schedules end there; more than any trial takes
-ENDLESS = {"max_steps": 10**9, "max_epochs": -1, "max_time": "null", "min_steps": "null", "min_epochs": "null"}
 
 
 def build(
@@ -73,7 +71,7 @@ def trial(words: Sequence[str], **trainer: Any) -> Iterator[ZooCLI]:
         **trainer: settings of the Trainer that win.
     """
     with tempfile.TemporaryDirectory(prefix="zoo-trial-") as folder, quiet_output():
-        settings = {**ALONE, **trainer, "default_root_dir": Path(folder) / "run"}
+        settings = {**TRIAL_SETTINGS, **trainer, "default_root_dir": Path(folder) / "run"}
         options = [f"--trainer.{key}={value}" for key, value in settings.items()]
         arguments, source_run = resolve_checkpoint("fit", [*words, *options])
         if not config_files(arguments):

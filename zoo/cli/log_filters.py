@@ -51,8 +51,8 @@ OTHER_RANKS = {"saving at the next step boundary": "each process notes the signa
 class TerminalHandler(logging.StreamHandler[TextIO]):
     """Shows records on standard error as it is at the time, which a progress bar may have replaced.
 
-    Records with `terminal=False` are for files. Processes other than the first show warnings and errors only, with
-    their number.
+    Records with `terminal=False` are for files. Quiet commands and processes other than the first, whose number is
+    shown, show warnings and errors only.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,8 @@ class TerminalHandler(logging.StreamHandler[TextIO]):
     def filter(self, record: logging.LogRecord) -> bool:
         """Decide whether a record is shown."""
         is_first = _rank() == 0
-        if not getattr(record, "terminal", True) or (not is_first and record.levelno < logging.WARNING):
+        lowest = logging.INFO if is_first and verbosity() != "quiet" else logging.WARNING
+        if not getattr(record, "terminal", True) or record.levelno < lowest:
             return False
         is_suppressed = record.name.startswith("lightning") and verbosity() != "verbose"
         patterns = [*(MESSAGES if is_suppressed else ()), *(() if is_first else OTHER_RANKS)]
@@ -114,9 +115,6 @@ def configure_logging() -> None:
     if not root.handlers:
         root.addHandler(TerminalHandler())
         root.setLevel(logging.INFO)
-    for handler in root.handlers:
-        if isinstance(handler, TerminalHandler):
-            handler.setLevel(logging.WARNING if verbosity() == "quiet" else logging.INFO)
     logging.getLogger("zoo").setLevel(logging.INFO)  # for train.log; the root logger of a host program may say less
     for name in LIGHTNING:
         logger = logging.getLogger(name)

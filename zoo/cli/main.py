@@ -6,6 +6,7 @@ The Trainer's commands (fit, validate, test) are in `zoo.cli.trainer`, which imp
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -16,7 +17,7 @@ import zoo
 from zoo.cli.help_text import TRAINER_COMMANDS, align_rows, short_help
 from zoo.cli.log_filters import filter_warnings, printable
 from zoo.cli.recipes import read_files, take_option
-from zoo.cli.tools import find_tools, run_tool, without_collector
+from zoo.cli.tools import find_tools, run_tool
 from zoo.common.environment import VERBOSITY_VARIABLE
 from zoo.common.registry import allow_packages
 from zoo.training.errors import explain_error
@@ -27,6 +28,7 @@ FIRST_GROUP = "training and inference"  # of the help
 
 def entry() -> None:
     """Console script; a reader of its output, such as `head`, may exit first."""
+    gc.disable()  # until the command is imported: the collector would go through all that imports make, again and again
     try:
         code = main()
         sys.stdout.flush()
@@ -83,8 +85,9 @@ def run_command(command: str, *args: str) -> int:
     else:
         words = ["--help"] if "--help" in args else list(args)
         read_files(words)  # a wrong file or section is answered before torch is imported
-        with without_collector():
-            from zoo.cli.trainer import run
+        from zoo.cli.trainer import run
+
+        gc.enable()
         return run(command, words)
     return 0
 

@@ -159,14 +159,12 @@ def _explain_class(name: str) -> str:
 def _explain_key(entry: _Entry, entries: Sequence[_Entry], groups: Mapping[str, Sequence[str]]) -> str:
     """Name the nearest keys of the section or class that a key belongs to; "" where it has that key or is unknown."""
     parent, _, name = entry.path.rpartition(".")
-    keys: Collection[str]
     classes = {each.path.removesuffix(".class_path"): each.value for each in entries if isinstance(each.value, str)}
     owner = classes.get(parent, parent) if parent not in groups else parent
     try:
-        keys = groups.get(parent) or _keys_at(parent, classes)
+        keys = {*(groups.get(parent) or _keys_at(parent, classes))} - {"args", "kwargs"}
     except ValueError:  # no class, one by its short name, or one of another package
         return ""
-    keys = set(keys) - {"args", "kwargs"}
     is_key = name in keys or name in CLASS_KEYS
     return "" if is_key else f"{nearest_names(name, keys)} (keys of {owner}: {shorten_list(sorted(keys))})"
 

@@ -6,13 +6,12 @@ Each package lists its tools in the table `COMMANDS` of `zoo/<package>/commands.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_origin, get_type_hints
 
@@ -21,6 +20,7 @@ from zoo.cli.recipes import SECTIONS, WrongNameError, join_option, nearest_names
 from zoo.common import registry
 from zoo.common.environment import process_rank
 from zoo.common.locks import lock_arguments
+from zoo.runs.run_folder import find_last_run
 
 HERE = Path(__file__).parent
 PER_SYSTEM = ("evaluate",)  # tools that several systems have, called as `zoo evaluate SYSTEM`
@@ -76,8 +76,8 @@ def find_tool(command: str, args: Sequence[str]) -> tuple[str, Tool, list[str]]:
 def run_tool(command: str, args: Sequence[str]) -> int:
     """Parse the arguments of a tool's function and call it; returns the exit code."""
     command, tool, args = find_tool(command, args)
-    with without_collector():
-        function = tool.load()
+    function = tool.load()
+    gc.enable()
     words, values = parse_arguments(command, tool, function, args)
     folders = getattr(function, "writes_into", ())
     find_models(values, [*folders, "output", "target"])
@@ -95,16 +95,6 @@ def run_tool(command: str, args: Sequence[str]) -> int:
     if result.get("missing"):
         print("parts are missing: the other processes, or the same command again, make them")
     return int(bool(result.get("failed")))
-
-
-@contextlib.contextmanager
-def without_collector() -> Iterator[None]:
-    """Import without the garbage collector, which would go through all that imports make again and again."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def parse_arguments(command: str, tool: Tool, function: Any, args: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
@@ -125,13 +115,9 @@ def parse_arguments(command: str, tool: Tool, function: Any, args: Sequence[str]
     try:
         return words, dict(parser.instantiate(parser.parse_args(options)))
     except RefusedError as error:
-        if str(error).startswith("the following arguments are required"):
-            needed = [
-                name if positional else f"--{name}"
-                for name, each in parameters.items()
-                if each.default is each.empty and each.kind is not each.VAR_POSITIONAL and name not in NO_OPTIONS
-            ]
-            raise WrongNameError(f"{command} needs {', '.join(needed)} (zoo {command} --help)") from None
+        if match := re.match(r"the following arguments are required: (.*)", str(error)):
+            missing = match[1] if positional else re.sub(r"\w+", r"--\g<0>", match[1])
+            raise WrongNameError(f"{command} needs {missing} (zoo {command} --help)") from None
         if (match := re.match(r"unrecognized arguments: (--[\w-]+)", str(error))) is None:
             raise
         names = [f"--{name}" for name, each in parameters.items() if not positional or each.default is not each.empty]
@@ -170,7 +156,5 @@ def find_models(values: dict[str, Any], targets: Sequence[str]) -> None:
 
             values[name] = resolve_path(value)
         elif value == Path("last") and not value.exists():
-            from zoo.runs.run_folder import find_last_run
-
             values[name] = find_last_run()
             print(f"last is {values[name]}", file=sys.stderr)

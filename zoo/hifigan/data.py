@@ -111,8 +111,7 @@ class FeatureFolder:
 class _ClipSet(Dataset[dict[str, Tensor]]):
     corpus: Corpus
     indices: Indices
-    normalize: bool  # scale each clip's peak to 0.95 (the original does, except when fine-tuning)
-    features: FeatureFolder | None
+    features: FeatureFolder | None  # without, each clip's peak is scaled to 0.95, as in the original
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -127,27 +126,21 @@ class Crops(_ClipSet):
 
     def __getitem__(self, key: Key) -> dict[str, Tensor]:
         epoch, item = key
-        index = int(self.indices[item])
-        generator = torch.Generator().manual_seed(item_seed(self.seed, epoch, item))
-        if self.features is not None:
-            return self._feature_crop(index, generator)
-        room = max(int(self.corpus.lengths[index]) - self.segment_samples, 0)
-        start = int(torch.randint(room + 1, (1,), generator=generator))
-        return {"audio": self._audio(index, start, self.segment_samples)}
-
-    def _feature_crop(self, index: int, generator: torch.Generator) -> dict[str, Tensor]:
-        assert self.features is not None
-        path, hop = self.features.paths[index], self.features.hop_samples
+        index, features = int(self.indices[item]), self.features
+        hop, frames = 1, int(self.corpus.lengths[index])
+        if features is not None:
+            hop = features.hop_samples
+            frames = min(load_features(features.paths[index]).shape[1], frames // hop)
         segment_frames = self.segment_samples // hop
-        frames = min(load_features(path).shape[1], int(self.corpus.lengths[index]) // hop)
+        generator = torch.Generator().manual_seed(item_seed(self.seed, epoch, item))
         start = int(torch.randint(max(frames - segment_frames, 0) + 1, (1,), generator=generator))
-        crop = torch.from_numpy(read_frames(path, start, start + min(segment_frames, frames)))
-        crop = torch.nn.functional.pad(crop, (0, segment_frames - crop.shape[1]), value=float(crop.min()))
-        return {"audio": self._audio(index, start * hop, segment_frames * hop), "features": crop}
-
-    def _audio(self, index: int, start: int, samples: int) -> Tensor:
-        crop = read_normalized(self.corpus, index, self.normalize, start, samples)
-        return torch.nn.functional.pad(crop, (0, samples - len(crop)))
+        audio = read_normalized(self.corpus, index, features is None, start * hop, segment_frames * hop)
+        crop = {"audio": torch.nn.functional.pad(audio, (0, segment_frames * hop - len(audio)))}
+        if features is not None:
+            values = torch.from_numpy(read_frames(features.paths[index], start, start + min(segment_frames, frames)))
+            missing = segment_frames - values.shape[1]
+            crop["features"] = torch.nn.functional.pad(values, (0, missing), value=float(values.min()))
+        return crop
 
 
 @dataclass(eq=False)
@@ -158,7 +151,7 @@ class Clips(_ClipSet):
 
     def __getitem__(self, item: int) -> dict[str, Tensor]:
         index = int(self.indices[item])
-        audio = read_normalized(self.corpus, index, self.normalize, 0, self.max_samples)
+        audio = read_normalized(self.corpus, index, self.features is None, 0, self.max_samples)
         if self.features is None:
             return {"audio": audio}
         hop = self.features.hop_samples
@@ -220,33 +213,28 @@ class VocoderData(ZooDataModule):
 
     def setup(self, stage: str) -> None:
         """Open the corpus and split it."""
-        corpus: Corpus
-        train: Indices
-        val: Indices
+        corpus, (train, val) = self._open()
         features = None
-        if self.root is None:
-            corpus = EmbeddedCorpus(self.corpus.embedded_utterances, self.sample_rate)
-            train, val = split_last_items(len(corpus.lengths), self.split.items)
-        else:
-            corpus = CorpusCache(self._cache_folder(self.root))
-            train, val = self._split(corpus, self.root)
         if self.features.folder is not None:
             hop = self.features.hop_samples
             features = FeatureFolder(Path(self.features.folder), hop, corpus)
             train, val = (drop_short_clips(corpus.lengths, corpus.names, numbers, hop) for numbers in (train, val))
             features.check(chain(train, val), self._input_channels())
-        normalize = features is None
-        self.train_set = Crops(corpus, train, normalize, features, self.segment_samples, self.seed)
-        self.val_set = Clips(corpus, val, normalize, features, int(self.split.seconds * self.sample_rate))
+        self.train_set = Crops(corpus, train, features, self.segment_samples, self.seed)
+        self.val_set = Clips(corpus, val, features, int(self.split.seconds * self.sample_rate))
         self.file_facts = (select(corpus.lengths, train),)
 
-    def _split(self, corpus: CorpusCache, root: Path) -> tuple[Indices, Indices]:
-        """Number the clips for training and for validation."""
+    def _open(self) -> tuple[Corpus, tuple[Indices, Indices]]:
+        """Open the corpus, and number its clips for training and for validation."""
+        if self.root is None:
+            embedded = EmbeddedCorpus(self.corpus.embedded_utterances, self.sample_rate)
+            return embedded, split_last_items(len(embedded.lengths), self.split.items)
+        corpus = CorpusCache(self._cache_folder(self.root))
         if self.split.val_list is None:
-            return split_last_items(len(corpus), self.split.items)
+            return corpus, split_last_items(len(corpus), self.split.items)
         names = [*corpus.names, *corpus.unreadable]
-        held_out = {names[number] for number in match_list(Path(self.split.val_list), root, names)}
-        return corpus.split(held_out.__contains__)
+        held_out = {names[number] for number in match_list(Path(self.split.val_list), self.root, names)}
+        return corpus, corpus.split(held_out.__contains__)
 
     def _cache_folder(self, root: Path) -> Path:
         return cache_dir(self.corpus.cache, root, self.sample_rate, self.lists)

@@ -24,7 +24,7 @@ from zoo.hifigan.nets.encodec import EncodecFeatures
 from zoo.hifigan.nets.magnitude_vocoders import MagnitudeVocos
 from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE
 from zoo.runs.inference.forms import InputField
-from zoo.runs.onnx_export import OnnxGraph, write_onnx
+from zoo.runs.onnx_export import OnnxGraph
 
 CHUNK_FRAMES = 256  # new frames per step (3 s at 22.05 kHz); the context adds 30 or so
 _ONNX_SHAPES = ((2, 16), (1, 37), (3, 20))  # (batch, frames)
@@ -135,8 +135,8 @@ class Vocoder(AudioInference):
 
     def fields(self) -> tuple[InputField, ...]:
         """Return the form's field: a recording where there is a mel front end, else features."""
-        suffixes = FEATURE_SUFFIXES
-        return super().fields() if self.mel else (InputField("input", "Features", "file", allowed=suffixes),)
+        features = InputField("input", "Features", "file", allowed=FEATURE_SUFFIXES)
+        return super().fields() if self.mel else (features,)
 
     @property
     def usage(self) -> str:
@@ -149,8 +149,17 @@ class Vocoder(AudioInference):
         return f"8 frames to {len(audio)} samples at {self.sample_rate} Hz"
 
     def onnx_graph(self) -> OnnxGraph:
-        """Return the generator, from frames to audio; see `generator_graph`."""
-        return generator_graph(self._conditioned)
+        """Describe a copy of the generator, without weight norm, as a graph: `frames` (B, C, F) to `audio` (B, 1, T).
+
+        B and F are variable. ValueError when it has no ONNX export.
+        """
+        if isinstance(self.generator, MagnitudeVocos):
+            kind = type(self.generator).__name__
+            raise ValueError(f"{kind} has no ONNX export: Griffin-Lim computes on complex numbers, ONNX has none")
+        net = copy.deepcopy(self._conditioned).cpu().float().eval().remove_weight_norm_()
+        random = torch.Generator().manual_seed(0)
+        examples = [(torch.randn(batch, net.in_channels, frames, generator=random),) for batch, frames in _ONNX_SHAPES]
+        return OnnxGraph(net, {"frames": {0: "batch", 2: "time"}}, ["audio"], examples)
 
     def _mel_blocks(self, source: Path) -> Iterator[np.ndarray]:
         """A mel file in pieces (1, n_mels, n)."""
@@ -219,22 +228,3 @@ class Vocoder(AudioInference):
         overlap = 0 if context is None else 2 * context
         window = sys.maxsize if context is None else CHUNK_FRAMES + overlap
         yield from Chunker(window, overlap, hop, fades=False).process_stream(blocks, compute)
-
-
-def generator_graph(generator: WaveformGenerator) -> OnnxGraph:
-    """Describe a copy of a generator, without weight norm, as a graph: `frames` (B, C, F) to `audio` (B, 1, T).
-
-    B and F are variable. ValueError when it has no ONNX export.
-    """
-    if isinstance(generator, MagnitudeVocos):
-        kind = type(generator).__name__
-        raise ValueError(f"{kind} has no ONNX export: Griffin-Lim computes on complex numbers, ONNX has none")
-    net = copy.deepcopy(generator).cpu().float().eval().remove_weight_norm_()
-    random = torch.Generator().manual_seed(0)
-    examples = [(torch.randn(batch, net.in_channels, frames, generator=random),) for batch, frames in _ONNX_SHAPES]
-    return OnnxGraph(net, {"frames": {0: "batch", 2: "time"}}, ["audio"], examples)
-
-
-def export_onnx(generator: WaveformGenerator, path: Path | str) -> float:
-    """Write a generator as an ONNX file; see `generator_graph` and `zoo.runs.onnx_export.write_onnx`."""
-    return write_onnx(generator_graph(generator), Path(path))

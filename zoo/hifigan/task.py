@@ -13,7 +13,8 @@ from zoo.audio.analysis.mel import LogMel
 from zoo.audio.analysis.spectral import MultiScaleMel, multi_resolution_stft
 from zoo.audio.evaluation import metrics
 from zoo.common.tensors import promote_to_float32
-from zoo.hifigan.nets.base import BandwidthFeatures, WaveformGenerator, check_front_end
+from zoo.hifigan.nets.base import WaveformGenerator, check_front_end
+from zoo.hifigan.nets.encodec import EncodecFeatures
 from zoo.training.adversarial import Discriminator
 from zoo.training.gan import GANTask
 from zoo.training.task import OptimizerCallable
@@ -50,7 +51,7 @@ class HiFiGANTask(GANTask):
         optimizer_d: OptimizerCallable,
         loss_mel: LogMel,
         *,
-        mel: LogMel | BandwidthFeatures | None = None,
+        mel: LogMel | EncodecFeatures | None = None,
         sample_rate: int = 22050,
         media_items: int = 3,
         multi_mel: MultiScaleMel | None = None,
@@ -76,8 +77,10 @@ class HiFiGANTask(GANTask):
         audio = batch["audio"]
         if "features" in batch:
             fake = self.generator(batch["features"])
-        elif isinstance(self.mel, BandwidthFeatures):
-            bandwidth = self._select_bandwidth(self.mel)
+        elif isinstance(self.mel, EncodecFeatures):
+            bandwidths = self.mel.bandwidths
+            largest = bandwidths.index(max(bandwidths))
+            bandwidth = int(torch.randint(len(bandwidths), ())) if self.training else largest
             fake = self.generator(self.mel(audio, bandwidth), torch.tensor(bandwidth, device=audio.device))
         elif self.mel is not None:
             fake = self.generator(self.mel(audio))
@@ -85,12 +88,6 @@ class HiFiGANTask(GANTask):
             raise ValueError("model.init_args.mel is null and the data has no features: set data.init_args.features")
         samples = min(fake.shape[-1], audio.shape[-1])
         return fake[..., :samples], audio[:, None, :samples]
-
-    def _select_bandwidth(self, codec: BandwidthFeatures) -> int:
-        """Number the bandwidth of a batch: a random one in training, else the largest."""
-        if self.training:
-            return int(torch.randint(len(codec.bandwidths), ()))
-        return codec.bandwidths.index(max(codec.bandwidths))
 
     def reconstruction(self, fake: Tensor, real: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Compute the distances of log-mels, of mels at several scales and of spectra that have a weight."""

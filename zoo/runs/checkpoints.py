@@ -93,12 +93,9 @@ def load_checkpoint(path: Path, map_location: Any = "cpu", mmap: bool = False) -
     return content
 
 
-def is_valid_checkpoint(path: Path, warn: bool = False) -> bool:
+def is_valid_checkpoint(path: Path) -> bool:
     """Tell whether a checkpoint is complete: by its sha256 where there is one, else by the checksums of its zip."""
-    reason = _find_damage(path)
-    if reason and warn:
-        log.warning("corrupt checkpoint %s (%s): using the one before it", path, reason)
-    return reason is None
+    return _find_damage(path) is None
 
 
 def _find_damage(path: Path) -> str | None:
@@ -132,10 +129,11 @@ def find_checkpoint(path: Path) -> Path:
     candidates = find_checkpoints(path)
     if not candidates:
         raise FileNotFoundError(f"no checkpoint (*.ckpt) in the folder {path}")
-    newest = next((each for each in candidates if is_valid_checkpoint(each, warn=True)), None)
-    if newest is None:
-        raise ValueError(f"every checkpoint in {path} is corrupt: {', '.join(each.name for each in candidates)}")
-    return newest
+    for candidate in candidates:
+        if (reason := _find_damage(candidate)) is None:
+            return candidate
+        log.warning("corrupt checkpoint %s (%s): using the one before it", candidate, reason)
+    raise ValueError(f"every checkpoint in {path} is corrupt: {', '.join(each.name for each in candidates)}")
 
 
 def find_checkpoints(folder: Path, pattern: str = "*.ckpt") -> list[Path]:

@@ -59,13 +59,6 @@ class MetricsCSV(Logger):
         """The run folder."""
         return str(self._folder)
 
-    root_dir = log_dir = save_dir
-
-    @property
-    def experiment(self) -> None:
-        """None: this logger has nothing but the file."""
-        return None
-
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Ignore hyperparameters: config.yaml in the same folder holds them."""
 

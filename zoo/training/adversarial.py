@@ -17,11 +17,13 @@ Output = tuple[Tensor, list[Tensor]]
 
 
 class Discriminator(nn.Module):
-    """Base of all waveform discriminators: a set of sub-discriminators, each with its own output."""
+    """Base of all waveform discriminators: a set of sub-discriminators side by side, each with its own output."""
+
+    discriminators: nn.ModuleList
 
     def forward(self, x: Tensor) -> list[Output]:
         """Score waveforms (B, 1, T), float, -1 to 1; return one output per sub-discriminator."""
-        raise NotImplementedError(f"{type(self).__name__} defines no forward()")
+        return [discriminator(x) for discriminator in self.discriminators]
 
 
 def discriminator_loss(real: Sequence[Output], fake: Sequence[Output]) -> Tensor:

@@ -69,8 +69,7 @@ def split_optimizers(configured: Any) -> tuple[list[Optimizer], list[LRScheduler
 
 def advance(scheduler: LRScheduler, steps: int) -> None:
     """Move a new schedule, and its optimizer's rates, to where they are after so many steps."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch expects a step of the optimizer before each
+    with warnings.catch_warnings(action="ignore"):  # torch expects a step of the optimizer before each
         for _ in range(steps):
             scheduler.step()
 

@@ -56,8 +56,7 @@ class StopSignal:
                 # Batch systems signal the loader workers, too; torch would raise for their death within the step.
                 self._replace(signal.SIGCHLD, signal.SIG_DFL)
             self.exit_code = EXIT_CODES[signal.Signals(number)]
-            log.warning(
-                "%s: saving at the next step boundary, then leaving with exit code %d (Ctrl-C again leaves at once)",
-                signal.Signals(number).name,
-                self.exit_code,
+            message = (
+                "%s: saving at the next step boundary, then leaving with exit code %d (Ctrl-C again leaves at once)"
             )
+            log.warning(message, signal.Signals(number).name, self.exit_code)

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from zoo.common.registry import constructor_annotations, get_class
+from zoo.training.callbacks import media
 from zoo.training.optimizers import LrScaling, set_total_steps, use_fused_adam
 from zoo.training.strategies.sharding import is_sharded
 
@@ -188,7 +189,7 @@ class ZooTask(L.LightningModule):
 
     def write_media(self, kind: str, name: str, *content: Any) -> None:
         """Write a sample by `zoo.training.callbacks.media.log_<kind>`, with its arguments."""
-        self.sample_settings.write(self, kind, name, *content)
+        getattr(media, f"log_{kind}")(self, name, *content)
 
     def setup(self, stage: str) -> None:
         """Configure DDP."""
@@ -225,13 +226,7 @@ class ZooTask(L.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log the means over all items of all ranks."""
-        self._log_means("val")
-
-    def on_test_epoch_end(self) -> None:
-        """Log the means over all items of all ranks."""
-        self._log_means("test")
-
-    def _log_means(self, stage: str) -> None:
+        stage = "test" if self.trainer.testing else "val"
         values = {f"{stage}/{key}": value for key, value in self._means.compute().items()}
         self.logged_metric_names = tuple(values)
         if not self.trainer.sanity_checking:
@@ -242,6 +237,8 @@ class ZooTask(L.LightningModule):
             for logger in self.trainer.loggers:
                 logger.log_metrics(values, step=0)
             log.info("before step 1: %s", ", ".join(f"{key}={value:.4f}" for key, value in values.items()))
+
+    on_test_epoch_end = on_validation_epoch_end
 
 
 class SingleOptimizerTask(ZooTask):

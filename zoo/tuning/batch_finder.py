@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 
-from zoo.cli.build_run import ENDLESS, train, trial
+from zoo.cli.build_run import train, trial
 from zoo.cli.log_filters import filter_warnings
 from zoo.common.checks import check_at_least, check_within
 from zoo.common.environment import free_memory_bytes, peak_memory_bytes
@@ -116,7 +116,7 @@ def train_batches(
     allow_packages(packages)
     result = BatchTrial()
     try:
-        with trial(fit, **ENDLESS) as cli:
+        with trial(fit) as cli:
             result = describe_batch(cli, target, free)
             results.send(replace(result, error=OUT_OF_MEMORY))  # should this process be killed
             result = measure_batch(cli, result, steps)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from scipy.signal import lfilter
 from torch import Tensor
 from torch.optim import Optimizer
 
-from zoo.cli.build_run import ENDLESS, train, trial
+from zoo.cli.build_run import train, trial
 from zoo.common.checks import check_above, check_at_least, check_positive
 from zoo.common.locks import lock_folder
 from zoo.common.reports import new_figure, print_table, terminal_table, write_report
@@ -60,7 +61,7 @@ def find_lr(
     check_positive(min_lr=min_lr)
     check_at_least(MIN_STEPS, batches=batches)
     check_above(min_lr, max_lr=max_lr)
-    with trial(fit, **ENDLESS, log_every_n_steps=1) as cli:
+    with trial(fit, log_every_n_steps=1) as cli:
         test = LrRangeTest(min_lr, max_lr, batches, recipe_rates(cli), loss)
         cli.trainer.callbacks, cli.trainer.loggers = [test], []  # type: ignore[attr-defined]
         folder = output or RUNS_ROOT / "find-lr" / cli.recipe
@@ -123,19 +124,16 @@ class LrRangeTest(L.Callback):
             initial = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
             self.rates[name] = self.recipe_rates.get(name, max(initial))
             check_positive(**{f"the recipe's learning rate of {name}": self.rates[name]})
-            optimizer.register_step_pre_hook(self._rate_setter(initial))
+            optimizer.register_step_pre_hook(partial(self._set_rates, initial))
         if self.loss_key is None:
             keys = [*pl_module.reconstruction_keys, "g/total"] if isinstance(pl_module, GANTask) else ["total"]
             self.loss_key = keys[0]
 
-    def _rate_setter(self, initial: list[float]) -> Any:
-        def set_rates(optimizer: Optimizer, *_: Any) -> None:
-            factor = self.rate(len(self.losses)) / next(iter(self.rates.values()))
-            for group, rate in zip(optimizer.param_groups, initial, strict=True):
-                group["lr"] = rate * factor
-            self._stepped = True
-
-        return set_rates
+    def _set_rates(self, initial: list[float], optimizer: Optimizer, *_: Any) -> None:
+        factor = self.rate(len(self.losses)) / next(iter(self.rates.values()))
+        for group, rate in zip(optimizer.param_groups, initial, strict=True):
+            group["lr"] = rate * factor
+        self._stepped = True
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -9,7 +9,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from zoo.cli.build_run import ENDLESS, train, trial
+from zoo.cli.build_run import train, trial
 from zoo.common.checks import check_at_least
 from zoo.common.environment import peak_memory_bytes
 from zoo.common.reports import print_table, terminal_table
@@ -69,7 +69,7 @@ def find_precision(*fit: str, steps: int = 4) -> int:
 
 def measure_precision(fit: tuple[str, ...], precision: str, steps: int) -> tuple[Measurement, float, int]:
     """Train some steps in a precision; returns losses and gradients, seconds a step, and bytes."""
-    with trial(fit, precision=precision, **ENDLESS) as cli:
+    with trial(fit, precision=precision) as cli:
         measurement, cost = Measurement(), StepCost(steps * cli.trainer.accumulate_grad_batches)
         cli.trainer.callbacks += [measurement, cost]  # type: ignore[attr-defined]
         device = cli.trainer.strategy.root_device

@@ -11,14 +11,12 @@ import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
-
-if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
-    from optuna.trial import Trial
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import Trial
 
 EXAMPLE = "model.init_args.optimizer.init_args.lr=log(1e-5, 1e-3)"
 RESERVED_KEYS = ("trainer.default_root_dir", "ckpt_path", "config")  # a study sets them for its trials
@@ -43,8 +41,6 @@ def parse_search_space(texts: Sequence[str]) -> dict[str, BaseDistribution]:
 
 
 def _parse_distribution(text: str) -> BaseDistribution:
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
     call = _CALL.fullmatch(text)
     if call is None:
         raise ValueError(f"expected uniform, log, int or choice, as in {EXAMPLE}")
@@ -58,8 +54,7 @@ def _parse_distribution(text: str) -> BaseDistribution:
     if not 2 <= len(values) <= 3 or not all(type(value) in number and math.isfinite(value) for value in values):
         raise ValueError(f"expected {call[1]}(low, high[, step]) with finite numbers, whole ones for int")
     low, high, *step = values
-    with warnings.catch_warnings():  # an end that no step reaches is lowered
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):  # an end that no step reaches is lowered
         if call[1] == "int":
             return IntDistribution(low, high, step=step[0] if step else 1)
         return FloatDistribution(low, high, log=call[1] == "log", step=step[0] if step else None)
@@ -67,8 +62,6 @@ def _parse_distribution(text: str) -> BaseDistribution:
 
 def suggest(trial: Trial, space: Mapping[str, BaseDistribution]) -> list[str]:
     """Let the study's sampler choose a value of each key; return the options of `zoo fit` that set them."""
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
     for key, each in space.items():
         if isinstance(each, CategoricalDistribution):
             trial.suggest_categorical(key, each.choices)

@@ -21,10 +21,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import optuna
 import yaml
 from omegaconf import OmegaConf
+from optuna import Study
+from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
+from optuna.trial import FrozenTrial, Trial
 
 from zoo.common.atomic_files import write_atomic
 from zoo.common.checks import check_at_least
@@ -35,10 +39,6 @@ from zoo.common.reports import write_report
 from zoo.runs.run_folder import CSV_NAME
 from zoo.runs.run_info import flatten_config, read_curves
 from zoo.tuning.search_space import RESERVED_KEYS, grid_points, limit_flags, parse_search_space, recipe_values, suggest
-
-if TYPE_CHECKING:
-    from optuna import Study
-    from optuna.trial import FrozenTrial, Trial
 
 BEST_NAME, TRIALS_NAME = "best.yaml", "trials.csv"
 NOTES = ("step", "seconds", "reason")  # columns of trials.csv
@@ -99,7 +99,8 @@ def main(
         0; 1 when no trial has succeeded.
     """
     check_at_least(1, trials=1 if trials is None else trials, startup=startup)
-    optuna = load_optuna()
+    optuna.logging.set_verbosity(optuna.logging.CRITICAL)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     recipe = Path(next((word for word in fit if not word.startswith("-")), "study"))
     folder = (output or Path("runs", "tune", recipe.parent.name, recipe.stem)).absolute()
     with lock_folder(folder, "tune", LOCK_SECONDS):
@@ -115,24 +116,10 @@ def main(
     return 0 if find_best(study) else 1
 
 
-def load_optuna() -> Any:
-    """Import Optuna, and let it print nothing."""
-    try:
-        import optuna
-    except ImportError as error:
-        raise ImportError(f"tune needs Optuna: pip install 'zoo[tune]' ({error})") from error
-    optuna.logging.set_verbosity(optuna.logging.CRITICAL)
-    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-    return optuna
-
-
 def open_study(
     folder: Path, url: str | None, fit: Sequence[str], search: list[str], metric: str | None, direction: str | None
 ) -> tuple[Study, StudyConfig]:
     """Load the study of a folder, or check its recipe and search space and begin it."""
-    import optuna
-    from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
-
     try:
         storage = RDBStorage(
             url or f"sqlite:///{(folder / DATABASE).as_posix()}",
@@ -153,8 +140,7 @@ def open_study(
         if value and value != getattr(config, key):
             raise ValueError(f"{folder}: the study there has another {key}: {getattr(config, key)}, not {value}")
     if study is None:
-        directions = optuna.study.StudyDirection
-        goal = directions.MINIMIZE if config.direction == "min" else directions.MAXIMIZE
+        goal: Any = "minimize" if config.direction == "min" else "maximize"
         study = optuna.create_study(study_name=name, storage=storage, direction=goal)
     study.set_user_attr("config", asdict(config))
     return study, config
@@ -224,8 +210,6 @@ def run_study(study: Study, config: StudyConfig, folder: Path) -> None:
 
 def wait_for_trial(study: Study) -> bool:
     """Return whether a trial is queued; one that another process lost is queued again within the grace period."""
-    import optuna
-
     end = time.monotonic() + GRACE_SECONDS + HEARTBEAT_SECONDS
     while True:
         optuna.storages.fail_stale_trials(study)
@@ -237,8 +221,6 @@ def wait_for_trial(study: Study) -> bool:
 
 def run_trial(trial: Trial, config: StudyConfig, folder: Path) -> float:
     """Train a trial, or what is left of it, and return its best value; queue it again when a signal stops it."""
-    import optuna
-
     if not re.fullmatch(r"trial_\d+", trial.user_attrs.get("folder", "")):
         raise TrialError  # another process took the last trial of the queue
     run, start = folder / trial.user_attrs["folder"], time.monotonic()

@@ -3,10 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from zoo.hifigan.nets.conditioners import (
-    ConformerConditioner,
-    PrenetConditioner,
-)
+from zoo.hifigan.nets.conditioners import ConformerConditioner, PrenetConditioner
 
 
 def test_conformer_keeps_the_frames_and_sees_them_all():

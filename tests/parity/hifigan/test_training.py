@@ -33,13 +33,14 @@ def formula(name: str, shape: tuple[int, ...], fan_in: int, spectral: bool) -> t
     return torch.from_numpy(values.astype(np.float32)).reshape(shape)
 
 
-def formula_weights(module: nn.Module, prefix: str) -> nn.Module:
+def formula_weights(module: nn.Module, prefix: str = "") -> nn.Module:
+    """Fill a net by the formula on the original's names, which begin with the prefix."""
     legacy = to_original_names(module.state_dict())
     state = {}
     for key, tensor in legacy.items():
         stem = key.rpartition(".")[0]
         spectral = f"{stem}.weight_orig" in legacy
-        state[key] = formula(f"{prefix}.{key}", tuple(tensor.shape), math.prod(tensor.shape[1:]), spectral)
+        state[key] = formula(f"{prefix}{key}", tuple(tensor.shape), math.prod(tensor.shape[1:]), spectral)
     module.load_state_dict(to_zoo_names(state))
     return module
 
@@ -47,7 +48,7 @@ def formula_weights(module: nn.Module, prefix: str) -> nn.Module:
 @pytest.fixture(scope="module")
 def initial() -> dict[str, dict[str, torch.Tensor]]:
     nets = {"mpd": MultiPeriodDiscriminator(), "msd": MultiScaleDiscriminator()}
-    return {name: formula_weights(net, name).state_dict() for name, net in nets.items()}
+    return {name: formula_weights(net, f"{name}.").state_dict() for name, net in nets.items()}
 
 
 def build(initial, name: str) -> nn.Module:

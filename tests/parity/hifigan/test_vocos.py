@@ -54,12 +54,10 @@ def test_generators(case, dtype):
 
 def test_spectral_operations():
     stored = arrays("spectral_ops.npz")
-    for index, (hop, window, padding) in enumerate(
-        [(16, 64, "same"), (16, 64, "center"), (20, 60, "same"), (16, 48, "center")]
-    ):
+    for index, (hop, padding) in enumerate([(16, "same"), (16, "center"), (20, "same")]):
         required = stored[f"istft{index}.out.f32"]
         spectrum = torch.view_as_real(stored[f"istft{index}.spec"].transpose(1, 2))
-        results = InverseSTFT(2 * (spectrum.shape[2] - 1), hop, window, padding)(*spectrum.unbind(-1))
+        results = InverseSTFT(2 * (spectrum.shape[2] - 1), hop, padding)(*spectrum.unbind(-1))
         torch.testing.assert_close(results[:, : required.shape[-1]], required, rtol=0, atol=5e-6)
 
 

@@ -30,8 +30,7 @@ def wait_until(check: Callable[[], object]) -> None:
 
 
 def start(queue: TrainingQueue, recipe: str = "flow/smoke", **changes: object) -> str:
-    run = queue.start(recipe, [queue.folders.recipes("flow")["smoke"]], changes)
-    return run
+    return queue.start(recipe, [queue.folders.recipes("flow")["smoke"]], changes)
 
 
 def is_ready(queue: TrainingQueue, run: str) -> bool:

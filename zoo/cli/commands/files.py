@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from zoo.cli.help_text import align_rows
+from zoo.common.atomic_files import write_atomic
 from zoo.common.systems import get_system
 
 
@@ -51,8 +52,6 @@ def convert_config(system: str, file: Path, output: Path | None = None) -> None:
         file: the original's configuration.
         output: the YAML file to write; standard output when None.
     """
-    from zoo.common.atomic_files import write_atomic
-
     translate = find_converter(system, "convert_config")
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file")

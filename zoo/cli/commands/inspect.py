@@ -72,12 +72,10 @@ def inspect_file(path: Path) -> int:
     try:
         # a .ckpt is compared with its checksums above
         content: Any = load_foreign_checkpoint(path, mmap=True) if path.suffix == ".ckpt" else load_original(path)
-    except UnsafeFileError:
-        raise
-    except ValueError:
-        if facts := describe_original(path):  # an original's format need not be torch's
-            return print_facts(path, facts)
-        raise
+    except ValueError as error:  # an original's format need not be torch's
+        if isinstance(error, UnsafeFileError) or not (facts := describe_original(path)):
+            raise
+        return print_facts(path, facts)
     if isinstance(content, Mapping) and isinstance(content.get("zoo"), Mapping):
         return print_facts(path, describe_checkpoint(path, content), count_tensors(content.get("state_dict")))
     if facts := describe_original(path, content):

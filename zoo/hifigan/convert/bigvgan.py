@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from zoo.convert.network_description import component
 from zoo.convert.tensor_names import State
-from zoo.hifigan.nets.antialiasing import AntiAliasedActivation
+from zoo.hifigan.nets.antialiasing import AntiAliasedActivation, low_pass_filter
 
 HUB_FILES = ("bigvgan_generator.pt", "bigvgan_discriminator_optimizer.pt")
 _DERIVED = re.compile(r"(\.filter|\.spec_fn\.window|\.resample\.kernel|\.cqt_transform\.\w+)$")
@@ -51,10 +51,10 @@ def to_original_names(state: Mapping[str, Tensor], net: nn.Module) -> State:
     return original_state
 
 
-def filters_match(file_filters: Mapping[str, Tensor], net: nn.Module) -> bool:
-    """Return whether the filters of a file are those that the settings give."""
-    filters = [module.down_filter for module in net.modules() if isinstance(module, AntiAliasedActivation)]
-    return not filters or all(torch.allclose(each, filters[0], atol=1e-6) for each in file_filters.values())
+def filters_match(filters: Mapping[str, Tensor]) -> bool:
+    """Return whether the filters of a file are those of our activations."""
+    expected = low_pass_filter()[None, None]
+    return all(each.shape == expected.shape and torch.allclose(each, expected, atol=1e-6) for each in filters.values())
 
 
 def generator_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,11 +65,6 @@ def generator_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(config.get("resblock", "1"), str):
         raise ValueError(f"resblock must be a text, found {config['resblock']!r}")
     return arguments
-
-
-def original_settings(generator: Mapping[str, Any]) -> dict[str, Any]:
-    """Invert `generator_arguments`."""
-    return {key: generator[zoo] for key, (zoo, _) in GENERATOR_KEYS.items()}
 
 
 def discriminators(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

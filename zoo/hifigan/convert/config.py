@@ -117,12 +117,9 @@ def to_recipe(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return recipe, [key for key in config if key not in mapped]
 
 
-def generator_spec(config: Mapping[str, Any], in_channels: int | None = None) -> dict[str, Any]:
-    """Describe the generator of an original config, with every argument; ValueError when a size is missing.
-
-    `in_channels` stands in for a missing `num_mels`.
-    """
-    arguments = _arguments({**({} if in_channels is None else {"num_mels": in_channels}), **config}, GENERATOR_KEYS)
+def generator_spec(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe the generator of an original config, with every argument; ValueError when a size is missing."""
+    arguments = _arguments(config, GENERATOR_KEYS)
     stages = zip(arguments["upsample_kernel_sizes"], arguments["upsample_rates"], strict=True)
     if any((kernel - rate) % 2 for kernel, rate in stages):
         arguments["output_padding"] = 0  # the original pads by (kernel - rate) // 2 and gives one sample more a stage
@@ -152,5 +149,5 @@ def original_config(generator: Mapping[str, Any], mel: Mapping[str, Any] | None 
     """
     config = {key: generator[zoo] for key, zoo in GENERATOR_KEYS.items()}
     if "log_scale" in generator:
-        config |= bigvgan.original_settings(generator)
+        config |= {key: generator[zoo] for key, (zoo, _) in bigvgan.GENERATOR_KEYS.items()}
     return config if mel is None else DEFAULTS | config | {key: mel[zoo] for key, zoo in MEL_KEYS.items()}

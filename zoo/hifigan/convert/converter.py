@@ -28,8 +28,6 @@ from zoo.hifigan.nets.vocos import Vocos
 from zoo.runs.checkpoints import find_checkpoint
 from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE
 
-BUFFER_LEAVES = ("_u", "_v", "running_mean", "running_var", "num_batches_tracked")
-
 
 class HifiganConverter(Converter[HifiganFile]):
     """The original's `g_*` with the `do_*` of the same number, and its descendants' and BigVGAN's files."""
@@ -72,10 +70,8 @@ class HifiganConverter(Converter[HifiganFile]):
         files = layouts.checkpoint_files(path)
         facts: dict[str, Any] = {
             "files": [file.name for file in files],
-            "fused": original.is_fused,
-            "parts": {
-                name: engine.count_tensors(original.component(name)) for name in NETS if original.component(name)
-            },
+            "fused": "generator.conv_pre.weight" in original.state,
+            "parts": {name: engine.count_tensors(net) for name, net in group_by_component(original.state).items()},
             **original.training,
         }
         config = files[0].with_name(CONFIG_NAME)
@@ -234,7 +230,7 @@ def _new_optimizer(states: Iterable[Mapping[str, Tensor]], config: Mapping[str, 
     """
     config = {**DEFAULTS, **config}
     parameters = [
-        nn.Parameter(value) for state in states for key, value in state.items() if not key.endswith(BUFFER_LEAVES)
+        nn.Parameter(value) for state in states for key, value in state.items() if not key.endswith(("_u", "_v"))
     ]
     optimizer = torch.optim.AdamW(parameters, config["learning_rate"], (config["adam_b1"], config["adam_b2"]))
     content = optimizer.state_dict()

@@ -6,24 +6,32 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from zoo.common.build import build, check_state_dict
 from zoo.common.registry import public_name
 from zoo.convert.engine import OriginalFile
 from zoo.convert.network_description import component, count_blocks, fill_description, setting, size_of_axis
 from zoo.convert.settings import read_settings_file
-from zoo.convert.tensor_names import State, add_prefix, add_tensor, group_by_component, is_state_dict, select_prefix
+from zoo.convert.tensor_names import (
+    NameTable,
+    State,
+    Value,
+    add_prefix,
+    add_tensor,
+    group_by_component,
+    is_state_dict,
+    select_prefix,
+)
 from zoo.hifigan.convert import bigvgan
 from zoo.hifigan.convert.config import CONFIG_NAME, generator_spec
 from zoo.hifigan.nets.bigvgan import BigVGAN
 from zoo.hifigan.nets.discriminators import PERIOD_CHANNELS, MultiPeriodDiscriminator, MultiScaleDiscriminator
 from zoo.hifigan.nets.generator import LAST_SLOPE, Generator
 
-Value = TypeVar("Value")
 Config = Mapping[str, Any] | Path | str | None
 
 FILE_NAME = re.compile(r"(g|do)_(\d+)")
@@ -32,15 +40,15 @@ NETS = ("generator", "mpd", "msd", "mrd")
 WEIGHT_NORM = {"original0": "weight_g", "original1": "weight_v"}
 SPECTRAL_NORM = {"original": "weight_orig", "0._u": "weight_u", "0._v": "weight_v"}
 _NORM = ".parametrizations.weight."
-# prefixes of one file that holds several nets: the original's, ours
-PREFIXES = {
-    "coqui": {"model_g.": "generator.", "model_d.mpd.": "mpd.", "model_d.msd.": "msd."},
-    "ssl-vocoder": {
-        "generator.": "generator.",
-        "multi_period_discriminator.": "mpd.",
-        "multi_scale_discriminator.": "msd.",
-    },
-}
+# files that hold several nets
+COQUI = NameTable(
+    ("model_g.{rest}", "generator.{rest}"), ("model_d.mpd.{rest}", "mpd.{rest}"), ("model_d.msd.{rest}", "msd.{rest}")
+)
+SSL_VOCODER = NameTable(
+    ("generator.{rest}", "generator.{rest}"),
+    ("multi_period_discriminator.{rest}", "mpd.{rest}"),
+    ("multi_scale_discriminator.{rest}", "msd.{rest}"),
+)
 # the SSL vocoder keeps its Conformer front end among the convolutions, ours is a module `conditioner`
 CONDITIONER_MODULES = ("input_projection.", "output_projection.", "conformer1.", "conformer2.")
 GENERATOR_MODULES = ("conv_pre.", "conv_post.", "ups.", "resblocks.")
@@ -85,11 +93,6 @@ class HifiganFile(OriginalFile):
     reflect: bool = False  # whether convolutions pad by reflection
     filters: State = field(default_factory=dict)  # of a BigVGAN, by the original's names
 
-    @property
-    def is_fused(self) -> bool:
-        """Whether the generator's weight norm was removed."""
-        return "generator.conv_pre.weight" in self.state
-
 
 def to_zoo_names(state: Mapping[str, Value]) -> dict[str, Value]:
     """Rename the original's norm leaves to the parametrised ones; all other names stay."""
@@ -111,12 +114,6 @@ def to_original_names(state: Mapping[str, Value]) -> dict[str, Value]:
         stem, _, leaf = key.partition(_NORM)
         original_state[f"{stem}.{leaves[leaf]}" if leaf in leaves else key] = value
     return original_state
-
-
-def rename_prefixes(state: Mapping[str, Value], prefixes: Mapping[str, str]) -> dict[str, Value]:
-    """Rename entries by their prefix, and leave out those with another one."""
-    matches = ((key, value, next(filter(key.startswith, prefixes), None)) for key, value in state.items())
-    return {prefixes[prefix] + key.removeprefix(prefix): value for key, value, prefix in matches if prefix}
 
 
 def with_weight_norm(state: Mapping[str, Tensor]) -> State:
@@ -193,12 +190,12 @@ def detect_layout(content: Mapping[str, Any]) -> HifiganFile | None:
             return rename_tensors(layout, {name: content[name] for name in ("mpd", other)}, training)
     if is_state_dict(model := content.get("model")):
         if any(key.startswith("model_g.") for key in model):
-            return rename_tensors("coqui", group_by_component(rename_prefixes(model, PREFIXES["coqui"])))
+            return rename_tensors("coqui", group_by_component(COQUI.read(model)[0]))
         nets = {"generator": model} | group_by_component(content.get("model_disc") or {})
         return rename_tensors("coqui", nets) if any(key.startswith("conv_pre.") for key in model) else None
     if is_state_dict(state := content.get("state_dict")):
         is_zoo = "zoo" in content or any(key.startswith(("mpd.", "msd.")) for key in state)
-        named = rename_prefixes(state, PREFIXES["ssl-vocoder"])
+        named = SSL_VOCODER.read(state)[0]
         if not is_zoo and any(key.startswith("generator.conv_pre.") for key in named):
             return rename_tensors("ssl-vocoder", group_by_component(named))
     if is_state_dict(content):
@@ -253,9 +250,9 @@ def build_generator(original: HifiganFile, config: Mapping[str, Any], source: Pa
     state = original.component("generator")
     if not state:
         raise ValueError(f"{source} holds no generator (only {', '.join(group_by_component(original.state))})")
-    names = ("conv_pre.weight", f"conv_pre{_NORM}original1")
-    in_channels = next((state[name].shape[1] for name in names if name in state), None)
-    arguments = dict(generator_spec(config, in_channels)["init_args"])
+    weight = state.get("conv_pre.weight", state.get(f"conv_pre{_NORM}original1"))
+    channels = {} if weight is None else {"num_mels": weight.shape[1]}  # where the config has none
+    arguments = dict(generator_spec(channels | dict(config))["init_args"])
     table = next((table for name, table in CONDITIONERS.items() if name in state), None)
     if table is not None:
         conditioner = build(fill_description(table, OriginalFile(original.layout, state, dict(config)), source))
@@ -266,9 +263,9 @@ def build_generator(original: HifiganFile, config: Mapping[str, Any], source: Pa
     if bigvgan.is_bigvgan(config) != is_bigvgan:
         raise ValueError(f"{source} is {'a' if is_bigvgan else 'no'} BigVGAN, its config says otherwise")
     generator = BigVGAN(**arguments) if is_bigvgan else Generator(**arguments)
-    if not bigvgan.filters_match(original.filters, generator):
+    if is_bigvgan and not bigvgan.filters_match(original.filters):
         raise ValueError(f"{source} has filters other than those that BigVGAN's code makes")
-    if original.is_fused and not any(_NORM in key for key in state):
+    if not any(_NORM in key for key in state):
         generator.remove_weight_norm_()
     else:
         state = with_weight_norm(state)
@@ -300,10 +297,8 @@ def discriminator_specs(
     return specs
 
 
-def check_convertible(generator: nn.Module) -> None:
+def check_convertible(generator: Generator | BigVGAN) -> None:
     """Refuse a generator that the original's code, and every descendant of it, would run otherwise (ValueError)."""
-    if not isinstance(generator, Generator | BigVGAN):
-        return
     stages = zip(generator.upsample_kernel_sizes, generator.upsample_rates, strict=True)
     odd = [f"{kernel} with rate {rate}" for kernel, rate in stages if (kernel - rate) % 2]
     if odd and generator.output_padding:

@@ -84,9 +84,7 @@ class VocosConverter(Converter[OriginalFile]):
             raise ValueError(f"{path.with_name(CONFIG)} lacks {', '.join(missing)}; {self.formats}")
         # windows and mel filters follow from the settings
         state = to_zoo_names({key: value for key, value in tensors.items() if ".spec_fn." not in key})
-        training: dict[str, Any] = {
-            key: content[key] for key in ("global_step", "epoch") if is_training and key in content
-        }
+        training: dict[str, Any] = {key: content[key] for key in ("global_step", "epoch") if key in content}
         training |= {CODEBOOKS: tensors[CODEBOOKS]} if CODEBOOKS in tensors else {}
         layout = "vocos training" if is_training else "vocos"
         return OriginalFile(layout, TENSORS.read(state)[0], settings, training)

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from zoo.common.tensors import promote_to_float32
 
-TAPS, RATIO = 12, 2
+TAPS = 12
+CUTOFF, HALF_WIDTH = 0.25, 0.3  # cycles per sample: of the filter, and of half its transition band
+REACH = 6  # samples on each side that an activated one depends on
 _EPS = 1e-9
 
 
@@ -39,14 +41,12 @@ class Snake(nn.Module):
 
 
 class AntiAliasedActivation(nn.Module):
-    """An activation at a multiple of the rate, between two low-pass filters; the ends are replicated.
+    """An activation at twice the rate, between two low-pass filters of 12 taps; the ends are replicated.
 
     Computed in float32, also under autocast: bfloat16's eight bits are too few for the sine.
 
     Args:
         act: element-wise activation of (B, C, T).
-        ratio: of the rates.
-        up_taps: taps of the filter before the activation; the one after it has `down_taps`.
 
     Source: BigVGAN, section 3.2 (Lee et al., 2023); StyleGAN3 (Karras et al., 2021).
     """
@@ -54,30 +54,15 @@ class AntiAliasedActivation(nn.Module):
     up_phases: Tensor
     down_filter: Tensor
 
-    def __init__(self, act: nn.Module, ratio: int = RATIO, up_taps: int = TAPS, down_taps: int = TAPS) -> None:
+    def __init__(self, act: nn.Module) -> None:
         super().__init__()
-        self.act, self.ratio = act, ratio
-        taps = kaiser_sinc(0.5 / ratio, 0.6 / ratio, up_taps) * ratio
-        padding = up_taps // ratio - 1
-        # samples that are cut from the left of the transposed convolution, here phases of a plain one
-        cut = padding * ratio + (up_taps - ratio) // 2
-        low, high = math.ceil((cut - up_taps + 1) / ratio), (ratio - 1 + cut) // ratio
-        phases = torch.zeros(ratio, 1, high - low + 1)
-        for phase in range(ratio):
-            for position in range(low, high + 1):
-                tap = phase + cut - ratio * position
-                if 0 <= tap < up_taps:
-                    phases[phase, 0, position - low] = taps[tap]
-        self.up_padding = (padding - low, high - padding)
-        self.down_padding = (down_taps // 2 - (down_taps % 2 == 0), down_taps // 2)
+        self.act = act
+        taps = low_pass_filter()
+        # those of a transposed convolution that make the even samples, and those that make the odd ones
+        even, odd = 2 * taps.flip(0)[::2], 2 * taps.flip(0)[1::2]
+        phases = torch.stack([F.pad(even, (0, 1)), F.pad(odd, (1, 0))])[:, None]
         self.register_buffer("up_phases", phases, persistent=False)
-        self.register_buffer(
-            "down_filter", kaiser_sinc(0.5 / ratio, 0.6 / ratio, down_taps)[None, None], persistent=False
-        )
-        self.reach = max(
-            (self.down_padding[0] + ratio - 1) // ratio + self.up_padding[0],
-            (self.down_padding[1]) // ratio + self.up_padding[1],
-        )
+        self.register_buffer("down_filter", taps[None, None], persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Activate (B, C, T)."""
@@ -85,31 +70,24 @@ class AntiAliasedActivation(nn.Module):
             return self.down(self.act(self.up(promote_to_float32(x)))).to(x.dtype)
 
     def up(self, x: Tensor) -> Tensor:
-        """Raise the rate: (B, C, T) to (B, C, T * ratio)."""
-        single = F.pad(x.flatten(0, 1)[:, None], self.up_padding, mode="replicate")
-        phases = F.conv1d(single, self.up_phases)  # (B * C, ratio, T)
+        """Double the rate: (B, C, T) to (B, C, 2 * T)."""
+        single = F.pad(x.flatten(0, 1)[:, None], (TAPS // 4, TAPS // 4), mode="replicate")
+        phases = F.conv1d(single, self.up_phases)  # (B * C, 2, T)
         return phases.transpose(1, 2).reshape(*x.shape[:-1], -1)
 
     def down(self, x: Tensor) -> Tensor:
-        """Lower the rate: (B, C, T) to (B, C, ceil(T / ratio))."""
-        single = F.pad(x.flatten(0, 1)[:, None], self.down_padding, mode="replicate")
-        return F.conv1d(single, self.down_filter, stride=self.ratio).reshape(*x.shape[:-1], -1)
+        """Halve the rate: (B, C, T) to (B, C, ceil(T / 2))."""
+        single = F.pad(x.flatten(0, 1)[:, None], (TAPS // 2 - 1, TAPS // 2), mode="replicate")
+        return F.conv1d(single, self.down_filter, stride=2).reshape(*x.shape[:-1], -1)
 
 
-def kaiser_sinc(cutoff: float, half_width: float, taps: int) -> Tensor:
-    """Make a low-pass filter (taps,) float32 whose taps sum to one: a sinc under a Kaiser window.
+def low_pass_filter() -> Tensor:
+    """Make a low-pass filter (12,) float32 whose taps sum to one: a sinc under a Kaiser window.
 
-    Cut-off (0 to 0.5) and half the width of the transition band are in cycles per sample. Source: Kaiser (1974).
+    Source: Kaiser (1974), whose rule for the window is that of an attenuation above 50 dB.
     """
-    half = taps // 2
-    attenuation = 2.285 * (half - 1) * math.pi * 4 * half_width + 7.95
-    if attenuation > 50:
-        beta = 0.1102 * (attenuation - 8.7)
-    elif attenuation >= 21:
-        beta = 0.5842 * (attenuation - 21) ** 0.4 + 0.07886 * (attenuation - 21)
-    else:
-        beta = 0.0
-    window = torch.kaiser_window(taps, periodic=False, beta=beta)
-    time = torch.arange(taps) - half + (0.5 if taps % 2 == 0 else 0.0)
-    filtered = 2 * cutoff * window * torch.sinc(2 * cutoff * time)
+    attenuation = 2.285 * (TAPS // 2 - 1) * math.pi * 4 * HALF_WIDTH + 7.95
+    window = torch.kaiser_window(TAPS, periodic=False, beta=0.1102 * (attenuation - 8.7))
+    time = torch.arange(TAPS) - TAPS // 2 + 0.5
+    filtered = 2 * CUTOFF * window * torch.sinc(2 * CUTOFF * time)
     return filtered / filtered.sum()

@@ -13,27 +13,19 @@ from torch.nn.utils import parametrize
 from zoo.audio.analysis.mel import LogMel
 from zoo.common.checks import check_one_of, check_within
 from zoo.hifigan.nets.conditioners import Conditioner
+from zoo.hifigan.nets.encodec import EncodecFeatures
 
 EDGE_KERNEL = 7
 
 PaddingMode = Literal["zeros", "reflect", "replicate"]
 
 
-class BandwidthFeatures(nn.Module):
-    """Base of front ends whose features depend on a bandwidth, such as `EncodecFeatures`: audio (B, T) to (B, C, F)."""
-
-    bandwidths: tuple[float, ...]  # in kbit/s; their order numbers the generator's conditions
-    sample_rate: int  # in Hz
-    hop_length: int  # samples per frame
-    n_mels: int  # channels of a frame
-
-
 class WaveformGenerator(nn.Module):
-    """Base of all generators.
+    """Base of all generators: frames (B, in_channels, F) to audio (B, 1, F * hop_length), -1 to 1.
 
     Attributes:
         in_channels: channels of the input frames.
-        hop_length: samples per frame.
+        hop_length: samples per frame, of the conditioner's output frames where one changes their rate.
         receptive_frames: input frames on each side that a frame's samples depend on; None means all.
         conditions: number of conditions; one of them is an input besides the frames. None for none.
     """
@@ -42,10 +34,6 @@ class WaveformGenerator(nn.Module):
     hop_length: int
     receptive_frames: int | None
     conditions: int | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Synthesise (B, 1, F * hop_length), -1 to 1, from frames (B, in_channels, F)."""
-        raise NotImplementedError(f"{type(self).__name__} defines no forward()")
 
     def remove_weight_norm_(self) -> Self:
         """Fold weight norm into plain weights, in place: faster, but the module cannot be trained on as it was."""
@@ -59,9 +47,9 @@ class WaveformGenerator(nn.Module):
         return self
 
 
-def check_front_end(generator: WaveformGenerator, mel: LogMel | BandwidthFeatures) -> None:
+def check_front_end(generator: WaveformGenerator, mel: LogMel | EncodecFeatures) -> None:
     """Refuse a front end whose frames are not those of a generator with a ValueError."""
-    bandwidths = len(mel.bandwidths) if isinstance(mel, BandwidthFeatures) else 0
+    bandwidths = len(mel.bandwidths) if isinstance(mel, EncodecFeatures) else 0
     sizes = {"hop_length": mel.hop_length, "n_mels": mel.n_mels, "bandwidths": bandwidths}
     needs = (generator.hop_length, generator.in_channels, generator.conditions or 0)
     expected = dict(zip(sizes, needs, strict=True))

@@ -10,14 +10,12 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from zoo.common.checks import check_one_of
-from zoo.hifigan.nets.antialiasing import AntiAliasedActivation, Snake
+from zoo.hifigan.nets.antialiasing import REACH, AntiAliasedActivation, Snake
 from zoo.hifigan.nets.base import StagedGenerator, edge_convolution
 
 
 class BigVGAN(StagedGenerator):
-    """Turns frames of a mel into a waveform.
-
-    The arguments that are not listed here are those of `StagedGenerator`.
+    """Turns frames of a mel into a waveform; the other arguments are those of `StagedGenerator`.
 
     Args:
         activation: "snakebeta" or "snake".
@@ -57,8 +55,7 @@ class BigVGAN(StagedGenerator):
         self.conv_post = edge_convolution(self.last_channels, 1, bias=last_bias)
         for module in [each for each in self.modules() if isinstance(each, nn.Conv1d | nn.ConvTranspose1d)]:
             parametrizations.weight_norm(module)
-        reach = self.activation_post.reach
-        self.receptive_frames = self.context(lambda size, dilation: (size - 1) * dilation // 2 + reach, reach)
+        self.receptive_frames = self.context(lambda size, dilation: (size - 1) * dilation // 2 + REACH, REACH)
 
     def forward(self, x: Tensor) -> Tensor:
         """Synthesise (B, 1, F * hop_length), -1 to 1, from log-mels (B, in_channels, F)."""

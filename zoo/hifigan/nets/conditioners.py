@@ -26,10 +26,6 @@ class Conditioner(nn.Module):
         self.out_channels = out_channels
         self.receptive_frames = receptive_frames
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map frames (B, in_channels, F), float, to frames (B, out_channels, F')."""
-        raise NotImplementedError(f"{type(self).__name__} defines no forward()")
-
 
 class ConformerConditioner(Conditioner):
     """Linear, two one-layer Conformers, linear; every sequence counts as full length.

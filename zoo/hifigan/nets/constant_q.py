@@ -88,6 +88,5 @@ def _low_pass(edge: float, transition: float) -> np.ndarray:
     """Taps (1, 1, 256) of a low-pass filter, its edge as a share of half the rate."""
     from scipy.signal import firwin2
 
-    return firwin2(_TAPS, [0.0, edge / (1 + transition), edge * (1 + transition), 1.0], [1.0, 1.0, 0.0, 0.0])[
-        None, None
-    ]
+    taps = firwin2(_TAPS, [0.0, edge / (1 + transition), edge * (1 + transition), 1.0], [1.0, 1.0, 0.0, 0.0])
+    return taps[None, None]

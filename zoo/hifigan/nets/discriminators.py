@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -65,14 +65,13 @@ def spectral_norm(module: nn.Module) -> nn.Module:
     return parametrize.register_parametrization(module, "weight", norm, unsafe=True)
 
 
-class DiscriminatorList(Discriminator):
-    """Base of discriminators that run several side by side on the same waveforms (B, 1, T)."""
-
-    discriminators: nn.ModuleList
-
-    def forward(self, x: Tensor) -> list[Output]:
-        """Score waveforms (B, 1, T): a score map and feature maps of each discriminator."""
-        return [discriminator(x) for discriminator in self.discriminators]
+def run_convolutions(convs: Iterable[nn.Module], x: Tensor) -> list[Tensor]:
+    """Run convolutions with leaky activations one after the other; returns every activation (B, C, ...)."""
+    maps = []
+    for conv in convs:
+        x = F.leaky_relu(conv(x), SLOPE)
+        maps.append(x)
+    return maps
 
 
 class ConvolutionStack(nn.Module):
@@ -92,11 +91,8 @@ class ConvolutionStack(nn.Module):
 
     def forward(self, x: Tensor) -> Output:
         """Score (B, 1, ...); scores are flattened to (B, N), the last feature map is the score map."""
-        maps = []
-        for conv in self.convs:
-            x = F.leaky_relu(conv(x), SLOPE)  # (B, C, ...)
-            maps.append(x)
-        scores = self.conv_post(x)  # (B, 1, ...)
+        maps = run_convolutions(self.convs, x)
+        scores = self.conv_post(maps[-1])  # (B, 1, ...)
         return scores.flatten(1), [*maps, scores]
 
 
@@ -128,7 +124,7 @@ class PeriodDiscriminator(ConvolutionStack):
         return scores, maps if self.every_map else maps[1:]
 
 
-class MultiPeriodDiscriminator(DiscriminatorList):
+class MultiPeriodDiscriminator(Discriminator):
     """Discriminators of waveforms folded by periods; 41,105,770 parameters at full width, six feature maps each.
 
     Args:

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from zoo.common.checks import check_within
 from zoo.common.tensors import seeded_rng
-from zoo.hifigan.nets.base import BandwidthFeatures
 from zoo.runs.frozen import FrozenModule
 from zoo.runs.pretrained_files import build_config, load_pretrained
 
 
-class EncodecFeatures(FrozenModule, BandwidthFeatures):
+class EncodecFeatures(FrozenModule):
     """A frozen EnCodec, of which encoder and codebooks are used: audio to embedded codes, as the mel of a `Vocos`.
 
     Args:

@@ -26,9 +26,6 @@ class Generator(StagedGenerator):
             weights from N(0, 0.01).
         last_slope: of the last leaky ReLU: 0.01 (HiFi-GAN, AudioSR) or 0.1 (ProjectLily).
 
-    Attributes:
-        hop_length: samples per frame (of the conditioner's output frames where it changes their rate).
-
     Source: HiFi-GAN, section 2.2 (Kong et al., 2020).
     """
 
@@ -57,10 +54,11 @@ class Generator(StagedGenerator):
         self.padding_mode = padding_mode
         self.last_slope = last_slope
         self.conv_post = edge_convolution(self.last_channels, 1, padding_mode)
-        for name, module in self.convolutions():
-            if init == "normal" and name != "conv_pre":
-                nn.init.normal_(module.weight, 0.0, 0.01)
-            parametrizations.weight_norm(module)
+        for name, module in list(self.named_modules()):
+            if isinstance(module, nn.Conv1d | nn.ConvTranspose1d) and not name.startswith("conditioner."):
+                if init == "normal" and name != "conv_pre":
+                    nn.init.normal_(module.weight, 0.0, 0.01)
+                parametrizations.weight_norm(module)
         self.receptive_frames = self.context(lambda size, dilation: (size - 1) * dilation // 2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -71,11 +69,3 @@ class Generator(StagedGenerator):
         x = self.run_stages(self.conv_pre(x), lambda x: F.leaky_relu(x, SLOPE))
         x = torch.tanh(self.conv_post(F.leaky_relu(x, self.last_slope)))  # (B, 1, T)
         return x if self.output_padding is None else x[..., :samples]
-
-    def convolutions(self) -> list[tuple[str, nn.Conv1d | nn.ConvTranspose1d]]:
-        """Return every convolution with weight norm, with its name."""
-        return [
-            (name, module)
-            for name, module in self.named_modules()
-            if isinstance(module, nn.Conv1d | nn.ConvTranspose1d) and not name.startswith("conditioner.")
-        ]

@@ -14,13 +14,11 @@ from torch.nn.utils import parametrizations
 from zoo.common.checks import check_at_least, check_positive
 from zoo.common.tensors import promote_to_float32
 from zoo.hifigan.nets.constant_q import ConstantQ
-from zoo.hifigan.nets.discriminators import SLOPE, ConvolutionStack, DiscriminatorList, spectral_norm
-from zoo.training.adversarial import Output
+from zoo.hifigan.nets.discriminators import ConvolutionStack, run_convolutions, spectral_norm
+from zoo.training.adversarial import Discriminator, Output
 
 PEAK = 0.8
 _SILENCE = 1e-9
-
-Resolution = tuple[int, int, int]
 
 
 def spectral_convolutions(channels_in: int, channels: int, dilations: Sequence[int] = (1, 1, 1)) -> list[nn.Conv2d]:
@@ -35,7 +33,7 @@ def spectral_convolutions(channels_in: int, channels: int, dilations: Sequence[i
 class ResolutionDiscriminator(ConvolutionStack):
     """Scores the magnitude of one transform (n_fft, hop and window in samples), rectangular as the original's."""
 
-    def __init__(self, resolution: Resolution, channels: int = 32, spectral: bool = False) -> None:
+    def __init__(self, resolution: tuple[int, int, int], channels: int = 32, spectral: bool = False) -> None:
         convs = spectral_convolutions(1, channels)
         norm = spectral_norm if spectral else parametrizations.weight_norm
         super().__init__(convs, nn.Conv2d(channels, 1, (3, 3), padding=(1, 1)), norm)
@@ -53,7 +51,7 @@ class ResolutionDiscriminator(ConvolutionStack):
         return super().forward(magnitude[:, None])  # of (B, 1, n_fft / 2 + 1, F)
 
 
-class MultiResolutionDiscriminator(DiscriminatorList):
+class MultiResolutionDiscriminator(Discriminator):
     """Magnitudes at several resolutions; 280,902 parameters at full width, six feature maps each.
 
     Args:
@@ -92,37 +90,28 @@ class BandDiscriminator(nn.Module):
                 f"a transform of {window} samples has bands {self.edges}, one without bins: take a larger one"
             )
         self.n_fft = window
-
-        def stack() -> nn.ModuleList:
-            return nn.ModuleList(map(parametrizations.weight_norm, spectral_convolutions(2, channels)))
-
-        self.band_convs = nn.ModuleList(stack() for _ in bands[1:])
+        self.band_convs = nn.ModuleList(
+            nn.ModuleList(map(parametrizations.weight_norm, spectral_convolutions(2, channels))) for _ in bands[1:]
+        )
         self.conv_post = parametrizations.weight_norm(nn.Conv2d(channels, 1, (3, 3), padding=(1, 1)))
         self.register_buffer("window", torch.hann_window(window), persistent=False)
 
-    def spectrum(self, x: Tensor) -> Tensor:
-        """Complex spectrum (B, 2, F, window / 2 + 1) of waveforms (B, 1, T) without offset and of one peak."""
-        with torch.autocast(x.device.type, enabled=False):
-            hop = self.n_fft // 4
-            x = normalize_peak(promote_to_float32(x))[:, 0]
-            spectrum = torch.stft(x, self.n_fft, hop, window=self.window, return_complex=True)
-            return torch.view_as_real(spectrum).permute(0, 3, 2, 1)
-
     def forward(self, x: Tensor) -> Output:
         """Score waveforms (B, 1, T)."""
-        spectrum, maps, ends = self.spectrum(x), [], []
+        with torch.autocast(x.device.type, enabled=False):
+            x = normalize_peak(promote_to_float32(x))[:, 0]
+            spectrum = torch.stft(x, self.n_fft, self.n_fft // 4, window=self.window, return_complex=True)
+            parts = torch.view_as_real(spectrum).permute(0, 3, 2, 1)  # (B, 2, F, window / 2 + 1)
+        maps, ends = [], []
         for low, high, convs in zip(self.edges, self.edges[1:], self.band_convs, strict=False):
-            band = spectrum[..., low:high]
-            for index, conv in enumerate(convs.children()):
-                band = F.leaky_relu(conv(band), SLOPE)  # (B, C, F, bins)
-                if index:
-                    maps.append(band)
-            ends.append(band)
+            band_maps = run_convolutions(convs.children(), parts[..., low:high])  # (B, C, F, bins)
+            maps += band_maps[1:]
+            ends.append(band_maps[-1])
         scores = self.conv_post(torch.cat(ends, -1))
         return scores.flatten(1), [*maps, scores]
 
 
-class MultiBandDiscriminator(DiscriminatorList):
+class MultiBandDiscriminator(Discriminator):
     """Bands of complex spectra at several resolutions; 1,413,990 parameters at full width.
 
     Args:
@@ -172,14 +161,11 @@ class OctaveDiscriminator(nn.Module):
             spectrum = self.transform(self.resample(x)[:, 0])  # (B, bins, F, 2)
         octaves = spectrum.permute(0, 3, 2, 1).split(self.bins_per_octave, -1)  # each (B, 2, F, bins_per_octave)
         hidden = torch.cat([conv(octave) for conv, octave in zip(self.conv_pres, octaves, strict=True)], -1)
-        maps = []
-        for conv in self.convs:
-            hidden = F.leaky_relu(conv(hidden), SLOPE)
-            maps.append(hidden)
-        return self.conv_post(hidden).flatten(1), maps
+        maps = run_convolutions(self.convs, hidden)
+        return self.conv_post(maps[-1]).flatten(1), maps
 
 
-class MultiOctaveDiscriminator(DiscriminatorList):
+class MultiOctaveDiscriminator(Discriminator):
     """Constant-Q transforms of several resolutions, octave by octave; 4,454,304 parameters at full width.
 
     Args:

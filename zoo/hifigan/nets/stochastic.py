@@ -56,7 +56,7 @@ class StochasticVocos(WaveformGenerator):
         self.out = nn.Linear(dim, 3 * bins)
         nn.init.normal_(self.out.weight, std=0.02)
         nn.init.zeros_(self.out.bias)
-        self.istft = InverseSTFT(mel.n_fft, mel.hop_length, mel.n_fft, mel.padding)
+        self.istft = InverseSTFT(mel.n_fft, mel.hop_length, mel.padding)
         self.receptive_frames = self.backbone.reach + math.ceil(mel.n_fft / mel.hop_length)
         self.register_buffer("envelope", mel_envelope_weights(mel), persistent=False)
         random = torch.randn(mel.n_mels, 2 * bins, generator=torch.Generator().manual_seed(0))
@@ -71,9 +71,8 @@ class StochasticVocos(WaveformGenerator):
             # no gradient: it would be that of chaos
             real, imaginary = (frames.detach() @ self.projection).sin().chunk(2, 2)
             magnitude, noise = (clipped_exp(envelope + each) for each in (level, noise_level))
-            return self.istft(magnitude * phase.cos() + noise * real, magnitude * phase.sin() + noise * imaginary)[
-                :, None
-            ]
+            real, imaginary = magnitude * phase.cos() + noise * real, magnitude * phase.sin() + noise * imaginary
+            return self.istft(real, imaginary)[:, None]
 
 
 def mel_envelope_weights(mel: LogMel) -> Tensor:

@@ -101,7 +101,7 @@ class ISTFTHead(nn.Module):
     def __init__(self, dim: int, n_fft: int, hop_length: int, padding: Padding) -> None:
         super().__init__()
         self.out = nn.Linear(dim, n_fft + 2)
-        self.istft = InverseSTFT(n_fft, hop_length, n_fft, padding)
+        self.istft = InverseSTFT(n_fft, hop_length, padding)
         self.reach = math.ceil(n_fft / hop_length)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -172,12 +172,11 @@ class InverseSTFT(nn.Module):
     energy: Tensor
     window: Tensor
 
-    def __init__(self, n_fft: int, hop_length: int, win_length: int, padding: Padding) -> None:
+    def __init__(self, n_fft: int, hop_length: int, padding: Padding) -> None:
         super().__init__()
         self.hop_length = hop_length
         self.start = (n_fft - hop_length) // 2 if padding == "same" else n_fft // 2
-        left = (n_fft - win_length) // 2
-        window = F.pad(torch.hann_window(win_length, dtype=torch.float64), (left, n_fft - win_length - left))
+        window = torch.hann_window(n_fft, dtype=torch.float64)
         unit = torch.eye(n_fft // 2 + 1, dtype=torch.complex128)
         basis = torch.cat([torch.fft.irfft(unit, n_fft), torch.fft.irfft(1j * unit, n_fft)]) * window
         self.register_buffer("basis", basis.float(), persistent=False)  # (n_fft + 2, n_fft)

@@ -14,7 +14,7 @@ from zoo.convert import tensor_names
 from zoo.convert.tensor_names import State, group_by_component, is_state_dict, strip_state_wrappers
 from zoo.hifigan.convert import layouts
 from zoo.hifigan.convert.config import GENERATOR_KEYS
-from zoo.hifigan.convert.layouts import PREFIXES, HifiganFile, rename_prefixes, rename_tensors
+from zoo.hifigan.convert.layouts import SSL_VOCODER, HifiganFile, rename_tensors
 from zoo.hifigan.nets.conditioners import Conditioner, ConformerConditioner, PrenetConditioner, sinusoids
 from zoo.hifigan.nets.generator import Generator
 
@@ -60,7 +60,7 @@ def detect_vocoder(content: Mapping[str, Any], source: Path) -> VocoderFile | No
         nets = {net: strip_state_wrappers(state) for net, state in states.items()}
         vocoder = _vocoder_file("state dicts", rename_tensors("", nets))
     elif "zoo" not in content and is_state_dict(content.get("state_dict")):
-        state = rename_prefixes(content["state_dict"], PREFIXES["ssl-vocoder"])
+        state = SSL_VOCODER.read(content["state_dict"])[0]
         if not any(key.startswith("generator.conv_pre.") for key in state):
             return None
         config = (content.get("hyper_parameters") or {}).get("cfg") or {}
@@ -118,9 +118,9 @@ def write_vocoder(
         prenet |= tensor_names.select_prefix(state, "conditioner.")
         plain = {key: value for key, value in state.items() if not key.startswith("conditioner.")}
         return {"prenet": prenet, "generator": plain, **parts, "steps": step}
-    prefixes = {zoo: original for original, zoo in PREFIXES["ssl-vocoder"].items()}
-    nets = ((prefixes[f"{part}."], net) for part, net in group_by_component(state).items())
-    original_state = {prefix + key.removeprefix("conditioner."): net[key] for prefix, net in nets for key in net}
+    original_state = SSL_VOCODER.write(
+        {key.replace("generator.conditioner.", "generator.", 1): value for key, value in state.items()}
+    )
     return {
         "epoch": 0,
         "global_step": step,

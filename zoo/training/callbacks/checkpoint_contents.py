@@ -44,8 +44,7 @@ class CheckpointContents(L.Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Add the descriptions of the modules; replace frozen weights by records."""
-        schedules = [type(config.scheduler).__name__ for config in trainer.lr_scheduler_configs]
-        checkpoint["scheduler_classes"] = schedules
+        checkpoint["scheduler_classes"] = [type(each.scheduler).__name__ for each in trainer.lr_scheduler_configs]
         if (specs := getattr(pl_module, "specs", None)) is not None:
             checkpoint["zoo"] = specs
         modules = frozen.frozen_modules({"": pl_module})

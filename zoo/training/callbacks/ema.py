@@ -99,8 +99,7 @@ class EMA(L.Callback):
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Restore the average."""
-        saved = checkpoint.get("ema")
-        if saved is None:
+        if (saved := checkpoint.get("ema")) is None:
             return
         tensors = self._model_tensors(pl_module)
         names = saved["shadow"].keys()

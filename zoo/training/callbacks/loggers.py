@@ -191,9 +191,22 @@ class RunInfoLogger(L.Callback):
             log.info("%s %d", FINISHED_MARK, trainer.global_step)
 
     def on_exception(self, trainer: L.Trainer, *_: Any) -> None:
-        """Log what there is."""
-        if self._is_active:
-            self._log_results(trainer)
+        """Log the results so far."""
+        if not self._is_active:
+            return
+        self._is_active = False
+        checkpoints = find_checkpoints_callback(trainer)
+        monitor = None if checkpoints is None else checkpoints.monitor
+        best = None if checkpoints is None else best_checkpoint(run_folder(trainer), checkpoints.mode)
+        path = best or next(iter(find_checkpoints(run_folder(trainer), "step_*.ckpt")), None)
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                metrics = trainer.callback_metrics
+                values = {f"final/{key}": float(value) for key, value in metrics.items() if key.startswith("val/")}
+                values |= {} if best is None else {f"best/{monitor}": parse_score(best)}
+                logger.log_hyperparams(flatten_config(self._info), values, trainer.global_step)
+            elif isinstance(logger, ZooWandbLogger) and logger.send_best and path is not None:
+                catch_errors(self._send_checkpoint, logger)(logger, path, monitor)
 
     def _log_config(self, trainer: L.Trainer, logger: Logger) -> None:
         if isinstance(logger, WandbLogger):
@@ -213,21 +226,6 @@ class RunInfoLogger(L.Callback):
             logger.experiment.log_text(run_id, self._text, CONFIG_NAME)
         elif not isinstance(logger, MetricsCSV | TensorBoardLogger):  # TensorBoard takes it with the results
             logger.log_hyperparams(flatten_config(self._info))
-
-    def _log_results(self, trainer: L.Trainer) -> None:
-        self._is_active = False
-        checkpoints = find_checkpoints_callback(trainer)
-        monitor = None if checkpoints is None else checkpoints.monitor
-        best = None if checkpoints is None else best_checkpoint(run_folder(trainer), checkpoints.mode)
-        path = best or next(iter(find_checkpoints(run_folder(trainer), "step_*.ckpt")), None)
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                metrics = trainer.callback_metrics
-                values = {f"final/{key}": float(value) for key, value in metrics.items() if key.startswith("val/")}
-                values |= {} if best is None else {f"best/{monitor}": parse_score(best)}
-                logger.log_hyperparams(flatten_config(self._info), values, trainer.global_step)
-            elif isinstance(logger, ZooWandbLogger) and logger.send_best and path is not None:
-                catch_errors(self._send_checkpoint, logger)(logger, path, monitor)
 
     def _send_checkpoint(self, logger: ZooWandbLogger, path: Path, monitor: str | None) -> None:
         """Send a checkpoint to W&B with its hash and config."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 log = logging.getLogger(__name__)
+_warn_once = functools.cache(log.warning)
 
 Call = tuple[str, dict[str, Any]]  # a method and its arguments
 
@@ -162,8 +163,3 @@ def _write_and_log(task: L.LightningModule, name: str, suffix: str, content: byt
                 logger.experiment.log_artifact(logger.run_id, str(path), f"media/{folder.name}")
         except Exception as error:  # whatever a third party's logger raises must not end a training
             _warn_once(f"{type(logger).__name__} takes no {suffix} files ({error}); they are in {folder.parent}")
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    log.warning(message)

@@ -21,12 +21,11 @@ class RNGState(L.Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Put the generators of all ranks into the checkpoint."""
-        states = [self._before_validation or capture_rng()]
+        state = self._before_validation or capture_rng()
+        checkpoint["rng"] = [state]
         if dist.is_available() and dist.is_initialized():
-            gathered: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(gathered, states[0])
-            states = gathered
-        checkpoint["rng"] = states
+            checkpoint["rng"] = [None] * dist.get_world_size()
+            dist.all_gather_object(checkpoint["rng"], state)
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Take this rank's generators from the checkpoint."""

@@ -32,6 +32,11 @@ class DeepSpeed(DeepSpeedStrategy):
     """
 
     hides_gradients = True
+    # GPUs or CPUs, and ordinary checkpoint files
+    setup_environment = DDPStrategy.setup_environment
+    save_checkpoint = DDPStrategy.save_checkpoint
+    load_checkpoint = DDPStrategy.load_checkpoint
+    lightning_restore_optimizer = DDPStrategy.lightning_restore_optimizer
 
     def __init__(
         self,
@@ -57,10 +62,6 @@ class DeepSpeed(DeepSpeedStrategy):
         """Return this process's device with an index, which DeepSpeed reads on CPUs, too."""
         device = super().root_device
         return torch.device("cpu", 0) if device.type == "cpu" else device
-
-    def setup_environment(self) -> None:
-        """Join the processes, on GPUs or CPUs."""
-        DDPStrategy.setup_environment(self)
 
     def setup_distributed(self) -> None:
         """Start the process group, then DeepSpeed on top of it."""
@@ -98,19 +99,6 @@ class DeepSpeed(DeepSpeedStrategy):
     def gradient_norm(self, optimizer: Optimizer) -> Tensor:
         """Return the 2-norm over the gradients of all ranks, before clipping."""
         return torch.as_tensor(self._zero.scaled_global_norm())
-
-    @property
-    def lightning_restore_optimizer(self) -> bool:
-        """Optimizer states come from the checkpoint file."""
-        return True
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
-        """Write the ordinary checkpoint file."""
-        DDPStrategy.save_checkpoint(self, checkpoint, filepath, storage_options)
-
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read a checkpoint file on each process."""
-        return self.checkpoint_io.load_checkpoint(checkpoint_path, weights_only=weights_only)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load the weights, also into DeepSpeed's shards of them."""

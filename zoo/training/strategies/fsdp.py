@@ -48,6 +48,8 @@ class FSDP(ModelParallelStrategy):
     """
 
     shards_weights = True
+    lightning_restore_optimizer = ParallelStrategy.lightning_restore_optimizer  # from the checkpoint file
+    load_checkpoint = ParallelStrategy.load_checkpoint  # on each process
 
     def __init__(
         self,
@@ -63,11 +65,6 @@ class FSDP(ModelParallelStrategy):
         self._roots: dict[nn.Module, Any] = {}  # outermost unit of each module with its own passes
         self._units: list[Any] = []
         self._gathered = False
-
-    @property
-    def lightning_restore_optimizer(self) -> bool:
-        """Restore optimizer states from the checkpoint file."""
-        return True
 
     def shard_modules(self, task: Any) -> None:
         """Shard a task's weights; called before the optimizers are built."""
@@ -133,14 +130,6 @@ class FSDP(ModelParallelStrategy):
         """Call a function that uses the weights of the task, or of a GAN's generator, as its forward pass."""
         return self._roots[module](function, *args, **kwargs)
 
-    def on_validation_start(self) -> None:
-        """Gather all weights once: processes may have different numbers of batches and must not wait in a step."""
-        self._gather()
-
-    def on_validation_end(self) -> None:
-        """Free the shards of other processes."""
-        self.reshard()
-
     @contextmanager
     def gather_weights(self) -> Iterator[None]:
         """Hold full weights on each process; all enter together, and changes made meanwhile are lost."""
@@ -166,6 +155,9 @@ class FSDP(ModelParallelStrategy):
                 unit.set_reshard_after_forward(True, recurse=False)
         self._gathered = False
 
+    on_validation_start = _gather  # once: processes may have different numbers of batches and must not wait in a step
+    on_validation_end = reshard
+
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
         """Accumulate gradients of several backward passes before they are exchanged."""
@@ -184,10 +176,6 @@ class FSDP(ModelParallelStrategy):
         frozen = frozen_keys(frozen_modules({"": task}))
         state = task.state_dict()
         return {name: value if name in frozen else gather_to_first_rank(value) for name, value in state.items()}
-
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read a checkpoint file on each process."""
-        return self.checkpoint_io.load_checkpoint(checkpoint_path, weights_only=weights_only)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Put full weights into the shards."""
