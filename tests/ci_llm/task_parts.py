@@ -1,5 +1,6 @@
 """Tasks and trainers for the tests of training."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tests.ci_llm import crowd_parts
+from tests.training.callbacks.parts import make_trainer
 from zoo.ci_llm import ByteTokenizer, CrowdTask, LearningBackbone, PretrainTask, Tokenizer
 
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -58,12 +60,8 @@ def pretrain_task(tied: bool = False, **arguments: Any) -> PretrainTask:
     return PretrainTask(backbone, **{**settings, "max_new_tokens": 8, **arguments})
 
 
-def trainer(folder: Path, **arguments: Any) -> L.Trainer:
-    settings: dict[str, Any] = dict(
-        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, default_root_dir=folder,
-    )  # fmt: skip
-    return L.Trainer(**{**settings, **arguments})
+def trainer(folder: Path, callbacks: Sequence[L.Callback] = (), **settings: Any) -> L.Trainer:
+    return make_trainer(*callbacks, default_root_dir=folder, **settings)
 
 
 def loader(batches: list[dict[str, torch.Tensor]]) -> DataLoader:

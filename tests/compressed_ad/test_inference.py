@@ -6,22 +6,17 @@ import numpy as np
 import pytest
 import torch
 
+from tests.compressed_ad.parts import policy
 from zoo.compressed_ad import inference as module
 from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom
 from zoo.compressed_ad.inference import Agent, pairs
-from zoo.compressed_ad.nets.compression import QueryCompressor
-from zoo.compressed_ad.nets.embedding import FactoredEmbedding
-from zoo.compressed_ad.nets.policy import InContextPolicy
-from zoo.compressed_ad.nets.transformer import Transformer
 from zoo.compressed_ad.rollout import rollout
 
 ENV = Darkroom(5, 6)
 
 
 def build(**options: Any) -> Agent:
-    torch.manual_seed(0)
-    net = InContextPolicy(FactoredEmbedding(16, 5), Transformer(16, 1, 2, 12), QueryCompressor(16, 3, 1, 2))
-    return Agent(net, ENV, **options).eval()
+    return Agent(policy(3), ENV, **options).eval()
 
 
 def send_request(folder: Path, request: Any, **options: Any) -> tuple[np.ndarray, dict[str, Any]]:

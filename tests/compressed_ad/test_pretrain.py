@@ -3,21 +3,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from zoo.compressed_ad import Darkroom, DistillationTask, EpsilonCurriculum, InContextPolicy, PretrainTask, Transformer
 from zoo.compressed_ad.data.datamodule import EvaluationOptions, HistoryData
-from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.data.windows import WindowOptions
-from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.losses import reconstruction_loss
-from zoo.compressed_ad.nets.compression import (
-    FieldDecoder,
-    QueryCompressor,
-    ReconstructionDecoder,
-)
+from zoo.compressed_ad.nets.compression import FieldDecoder, QueryCompressor, ReconstructionDecoder
 from zoo.compressed_ad.nets.embedding import FactoredEmbedding, LinearEmbedding
 from zoo.compressed_ad.nets.heads import cross_entropy
-from zoo.compressed_ad.nets.policy import InContextPolicy
-from zoo.compressed_ad.nets.transformer import Transformer
-from zoo.compressed_ad.task import DistillationTask, PretrainTask
 from zoo.runs.checkpoints import save_checkpoint
 from zoo.runs.init_from import init_from
 

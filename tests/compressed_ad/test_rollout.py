@@ -1,28 +1,22 @@
 import pytest
 import torch
 
+from tests.compressed_ad import parts
 from tests.compressed_ad.envs.scripted import PACKAGE  # noqa: F401 - registers the environments
+from tests.compressed_ad.parts import assert_possible
+from zoo.compressed_ad import Env, Forget, GymnasiumEnv, InContextPolicy, PointMass, SpaceEmbedding, Transformer
 from zoo.compressed_ad import rollout as module
-from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom, DarkroomPermuted, Env
-from zoo.compressed_ad.envs.gymnasium_env import GymnasiumEnv
-from zoo.compressed_ad.envs.point_mass import PointMass
-from zoo.compressed_ad.nets.compression import Forget, QueryCompressor
-from zoo.compressed_ad.nets.embedding import FactoredEmbedding, SpaceEmbedding
+from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom, DarkroomPermuted
 from zoo.compressed_ad.nets.heads import BinsHead
-from zoo.compressed_ad.nets.policy import InContextPolicy
-from zoo.compressed_ad.nets.transformer import Transformer
 from zoo.compressed_ad.rollout import ContextPlayer, goalless_actions, rollout
 
-DIM = 16
 ENV = Darkroom(5, 6)
 TASKS = torch.tensor([[2, 3], [0, 0], [2, 2], [4, 1]])
 SEEDS = [5, 2**64 - 1, 0, 77]
 
 
-def policy(learned: bool = True, window: int = 12) -> InContextPolicy:
-    torch.manual_seed(0)
-    compressor = QueryCompressor(DIM, 3, 1, 2) if learned else Forget()
-    net = InContextPolicy(FactoredEmbedding(DIM, 5), Transformer(DIM, 2, 2, window), compressor).eval()
+def policy() -> InContextPolicy:
+    net = parts.policy(3, depth=2).eval()
     net.head.weight.data *= 5  # so that what was seen decides the actions
     return net
 
@@ -35,12 +29,7 @@ def test_the_recorded_history_is_one_of_the_environment_and_the_logits_those_of_
     assert results.returns.shape == (4, 4) and results.returns.dtype == torch.float32
     torch.testing.assert_close(steps.rewards.view(4, 4, 6).sum(2).float(), results.returns)
     assert steps.dones.nonzero()[:, 1].unique().tolist() == [5, 11, 17, 23]
-    worlds = ENV.start(TASKS)
-    for t in range(steps.length):
-        assert torch.equal(worlds.states, steps.states[:, t])
-        step = worlds.step(steps.actions[:, t])
-        assert torch.equal(step.next_states, steps.next_states[:, t])
-        assert torch.equal(step.rewards, steps.rewards[:, t])
+    assert_possible(ENV, TASKS, steps)
     with torch.no_grad():
         torch.testing.assert_close(net(steps).logits, results.logits, atol=1e-5, rtol=1e-5)
     assert results.compressions == [10, 18]
@@ -61,8 +50,7 @@ def test_neither_cache_nor_company_nor_blocks_change_a_pair(monkeypatch: pytest.
 @pytest.mark.parametrize("env", [ENV, DarkroomPermuted(3, 8), DarkKeyToDoor(2, 9), DarkKeyToDoor(3, 9)])
 def test_aimless_episodes_bring_no_reward(env: Env) -> None:
     tasks = env.tasks()
-    torch.manual_seed(0)
-    net = InContextPolicy(FactoredEmbedding(DIM, env.grid_size), Transformer(DIM, 1, 2, 8), Forget()).eval()
+    net = parts.policy(grid=env.grid_size, window=8, compressor=Forget()).eval()
     with ContextPlayer(net, env, tasks, range(len(tasks)), record=True) as player:
         assert bool(goalless_actions(player.envs).any(1).all())
         assert player.run_episodes(3, avoid_goals=True).abs().sum() == 0

@@ -4,45 +4,34 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from PIL import Image
 
+from tests.compressed_ad.parts import DIM, policy
 from tests.harness import REPOSITORY, fingerprint, forked, forked_ranks, good, newest
-from zoo.compressed_ad.data.datamodule import EvaluationOptions, HistoryData
+from tests.training.callbacks.parts import make_trainer
+from zoo.compressed_ad import DistillationTask, Env, FieldDecoder, Forget, HistoryData, PolicyTask, QueryCompressor
+from zoo.compressed_ad.data.datamodule import EvaluationOptions
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
-from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom, DarkroomPermuted, Env
-from zoo.compressed_ad.nets.compression import FieldDecoder, Forget, QueryCompressor
-from zoo.compressed_ad.nets.embedding import FactoredEmbedding
-from zoo.compressed_ad.nets.policy import InContextPolicy
-from zoo.compressed_ad.nets.transformer import Transformer
-from zoo.compressed_ad.task import DistillationTask, PolicyTask
+from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom, DarkroomPermuted
 from zoo.training.callbacks.samples import Samples
 
-DIM = 16
 RECIPE = REPOSITORY / "configs" / "compressed_ad" / "smoke.yaml"
 FIT = ("fit", "--config", RECIPE, "--trainer.max_steps=12", "--trainer.val_check_interval=6")
 LEARNING, ATTENTION, RECONSTRUCTION = "val_learning.png", "val_attention.png", "val_reconstruction.png"
 EPISODES = "val_episodes.gif"
 
 
-def policy(env: Env, compressor: Any = None, decoder: Any = None) -> InContextPolicy:
-    torch.manual_seed(0)
-    transformer = Transformer(DIM, 1, 2, 10 if compressor else 24, dropout=0.0)
-    return InContextPolicy(FactoredEmbedding(DIM, env.grid_size), transformer, compressor, decoder=decoder)
-
-
-def fit(task: PolicyTask, folder: Path, callbacks: list[L.Callback], **data: Any) -> dict[int, list[str]]:
+def fit(task: PolicyTask, folder: Path, samples: Samples, **data: Any) -> dict[int, list[str]]:
     """Train two batches with a validation after each; returns the names of the media by step."""
     env = task.env
     evaluation = EvaluationOptions(**{"items": 4, "seeds": 1, **data.pop("evaluation", {})})
     settings = {"length": 24, "batch_size": 4, "epoch_items": 8, "evaluation": evaluation, **data}
     demonstrator = EpsilonCurriculum(env, -(-24 // env.horizon))
-    trainer = L.Trainer(
-        default_root_dir=folder, accelerator="cpu", logger=False, callbacks=callbacks, max_steps=2,
-        val_check_interval=1, check_val_every_n_epoch=None, num_sanity_val_steps=0, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False,
+    trainer = make_trainer(
+        samples, default_root_dir=folder, max_steps=2, val_check_interval=1, check_val_every_n_epoch=None,
+        num_sanity_val_steps=0,
     )  # fmt: skip
     trainer.fit(task, HistoryData(env, demonstrator=demonstrator, **settings))
     steps = {int(path.parent.name.removeprefix("step_")) for path in folder.glob("media/*/*")}
@@ -52,9 +41,8 @@ def fit(task: PolicyTask, folder: Path, callbacks: list[L.Callback], **data: Any
 
 
 def distillation(env: Env, recon_weight: float = 0.0, **parts: Any) -> DistillationTask:
-    return DistillationTask(
-        policy(env, **parts), env, partial(torch.optim.Adam, lr=1e-3), episodes=2, recon_weight=recon_weight
-    )
+    net = policy(grid=env.grid_size, window=10 if "compressor" in parts else 24, **parts)
+    return DistillationTask(net, env, partial(torch.optim.Adam, lr=1e-3), episodes=2, recon_weight=recon_weight)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +64,7 @@ def test_distillation_shows_how_it_learns_and_attends(
     tmp_path: Path, env: Env, parts: dict[str, Any], data: dict[str, Any], displayed: list[str]
 ) -> None:
     task = distillation(env, recon_weight=0.1 if "decoder" in parts else 0.0, **parts)
-    media = fit(task, tmp_path, [Samples(items=1000, every_n_validations=1)], evaluation=data)
+    media = fit(task, tmp_path, Samples(items=1000, every_n_validations=1), evaluation=data)
     assert media == {1: displayed, 2: sorted([*displayed, EPISODES] if LEARNING in displayed else displayed)}
 
 

@@ -4,39 +4,27 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from zoo.compressed_ad.data.datamodule import HistoryData
-from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
+from tests.compressed_ad.parts import DIM, policy
+from zoo.compressed_ad import DistillationTask, EpsilonCurriculum, HistoryData, InContextPolicy, ReconstructionDecoder
 from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.losses import reconstruction_loss
-from zoo.compressed_ad.nets.compression import QueryCompressor, ReconstructionDecoder
-from zoo.compressed_ad.nets.embedding import FactoredEmbedding, LinearEmbedding
-from zoo.compressed_ad.nets.policy import InContextPolicy
-from zoo.compressed_ad.nets.transformer import Transformer
 from zoo.compressed_ad.rollout import rollout
-from zoo.compressed_ad.task import DistillationTask
 from zoo.training.task import WeightedMeans
 
-DIM, ENV = 16, Darkroom(3, 4)
+ENV = Darkroom(3, 4)
 
 
 def build_policy(mask: str = "causal", decoder: bool = True, compressed: bool = True, grid: int = 3) -> InContextPolicy:
-    torch.manual_seed(0)
-    full = mask == "full"
-    return InContextPolicy(
-        (LinearEmbedding if full else FactoredEmbedding)(DIM, grid),
-        Transformer(DIM, 1, 2, 10 if compressed else 24, dropout=0.0),
-        QueryCompressor(DIM, 2, 1, 2, dropout=0.0) if compressed else None,
-        "separate" if full else "fused",
-        mask,
-        ReconstructionDecoder(DIM, 1, 2, dropout=0.0) if decoder else None,
-    )
+    parts = {"decoder": ReconstructionDecoder(DIM, 1, 2, dropout=0.0)} if decoder else {}
+    parts |= {"latent_mask": mask, "arrangement": "separate" if mask == "full" else "fused"}
+    return policy(2 if compressed else 0, grid, 10 if compressed else 24, **parts)
 
 
-def build(policy: InContextPolicy | None = None, **kwargs: object) -> DistillationTask:
+def build(net: InContextPolicy | None = None, **kwargs: object) -> DistillationTask:
     def adam(parameters: object) -> torch.optim.Optimizer:
         return torch.optim.Adam(parameters, 3e-3)
 
-    task = DistillationTask(policy or build_policy(), ENV, adam, **kwargs)
+    task = DistillationTask(net or build_policy(), ENV, adam, **kwargs)
     task.logged = {}
     task.log_terms = lambda stage, terms, batch_size: task.logged.update(terms)
     task._trainer = SimpleNamespace(datamodule=None, global_step=0, callbacks=[], strategy=None)
@@ -50,7 +38,7 @@ def make(count: int = 6, **kwargs: object) -> dict[str, object]:
 
 
 def test_dense_loss_is_over_all_steps() -> None:
-    task, batch = build(decoder_free()), make()
+    task, batch = build(build_policy(decoder=False)), make()
     logits = task.policy(batch["steps"]).logits
     expected = F.cross_entropy(logits.flatten(0, 1), batch["steps"].actions.flatten())
     torch.testing.assert_close(task.training_step(batch, 0), expected)
@@ -58,10 +46,6 @@ def test_dense_loss_is_over_all_steps() -> None:
     torch.testing.assert_close(task.logged["acc_action"], right)
     assert (task.logged["compressions"], task.logged["length"]) == (3, 24)
     assert "stage" not in task.logged and "loss_recon" not in task.logged
-
-
-def decoder_free() -> InContextPolicy:
-    return build_policy(decoder=False)
 
 
 @pytest.mark.parametrize("mask", ["causal", "full"])

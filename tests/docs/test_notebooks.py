@@ -20,18 +20,14 @@ def code_cells(path: Path) -> list:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_outputs_are_those_of_one_run(path: Path) -> None:
+def test_outputs_are_small_and_those_of_one_run_on_no_machine_in_particular(path: Path) -> None:
     cells = code_cells(path)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), f"{path.name}: run all cells"
     outputs = [output for cell in cells for output in cell.outputs]
     assert not any(output.output_type == "error" for output in outputs)
     assert any("image/png" in output.get("data", {}) for output in outputs), f"{path.name} shows no picture"
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_outputs_are_small_and_of_no_machine(path: Path) -> None:
     assert path.stat().st_size < 2**20
-    for output in (output for cell in code_cells(path) for output in cell.outputs):
+    for output in outputs:
         text = output.get("text", "") + output.get("data", {}).get("text/plain", "")
         assert "\r" not in text, f"{path.name}: trim the progress bars"
         assert not PRIVATE.search(text), f"{path.name}: a path of one machine: {PRIVATE.search(text)}"

@@ -1,4 +1,4 @@
-"""Tiny parts of a flow that is conditioned on texts and images."""
+"""Tiny parts of a flow: of one that is conditioned on texts and images, and of one in latents."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from zoo.flow import DiT, FrozenText, ImageData
+from zoo.flow import ConditionalOT, DiT, FlowTask, FrozenAutoencoder, FrozenText, ImageData, UniformTimes, VelocityNet
 
 T5 = {"model_type": "t5", "vocab_size": 384, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
 
@@ -39,3 +39,16 @@ def prepared(data: ImageData, **task: Any) -> ImageData:
 
 def digits(folder: Path, **arguments: Any) -> ImageData:
     return ImageData(image_resolution=8, channels=1, max_per_class=10, cache=str(folder), **arguments)
+
+
+def autoencoder(seed: int = 0, **sizes: Any) -> FrozenAutoencoder:
+    """Two channels of latents at half the size of grey images."""
+    config = {"in_channels": 1, "out_channels": 1, "block_out_channels": [4, 8], "layers_per_block": 1}
+    return FrozenAutoencoder(config={**config, "latent_channels": 2, "norm_num_groups": 2, **sizes}, seed=seed)
+
+
+def quiet_task(net: VelocityNet, optimizer: Any = torch.optim.SGD, **arguments: Any) -> FlowTask:
+    """A task that logs nowhere."""
+    made = FlowTask(net, ConditionalOT(0.0), UniformTimes(), optimizer, **arguments)
+    made.log_terms = lambda *args, **kwargs: None
+    return made

@@ -6,16 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from zoo.flow import ConditionalOT, DiT, Guidance, Inpainting, MeanFlowTask, Solver, UniformTimes, VelocityNet
 from zoo.flow.inference.sampler import MeanFlowSampler, Sampler
 from zoo.flow.losses import mean_flow_target, sample_intervals
-from zoo.flow.nets.dit import DiT
-from zoo.flow.nets.velocity import VelocityNet
-from zoo.flow.process.guidance import Guidance
-from zoo.flow.process.image_conditions import Inpainting
-from zoo.flow.process.paths import ConditionalOT
-from zoo.flow.process.solvers import Solver
-from zoo.flow.process.time_samplers import UniformTimes
-from zoo.flow.task import MeanFlowTask
 from zoo.training.resume import item_seed
 
 MEAN, DEVIATION = 1.5, 0.4  # of the data, in each coordinate

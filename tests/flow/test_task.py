@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from zoo.flow import ConditionalOT, FlowTask, Guidance, UniformTimes, VelocityNet
+from tests.flow.conditions import quiet_task
+from zoo.flow import Guidance, VelocityNet
 
 
 class Spy(VelocityNet):
@@ -21,15 +22,6 @@ class Spy(VelocityNet):
         return self.value.expand_as(x)
 
 
-def build(net: VelocityNet, **kwargs: object) -> FlowTask:
-    def adam(parameters: object) -> torch.optim.Optimizer:
-        return torch.optim.Adam(parameters, 1e-2)
-
-    task = FlowTask(net, ConditionalOT(0.0), UniformTimes(), adam, **kwargs)
-    task.log_terms = lambda *args, **kwargs: None
-    return task
-
-
 def make(count: int, seed: int = 0) -> dict[str, object]:
     generator = torch.Generator().manual_seed(seed)
     image, noise = torch.randn(2, count, 1, 2, 2, generator=generator)
@@ -38,7 +30,7 @@ def make(count: int, seed: int = 0) -> dict[str, object]:
 
 
 def test_loss_is_the_error_of_the_velocity() -> None:
-    task, batch = build(Spy()), make(8)
+    task, batch = quiet_task(Spy()), make(8)
     torch.testing.assert_close(task.training_step(batch, 0), (batch["x1"] - batch["x0"]).square().mean())
     x, t, _ = task.net.calls[0]
     at = t[:, None, None, None]
@@ -49,12 +41,12 @@ def test_loss_is_the_error_of_the_velocity() -> None:
 def test_loss_of_other_predictions(prediction: str) -> None:
     batch = make(4)
     expected = batch["x1" if prediction == "x1" else "x0"].square().mean()
-    torch.testing.assert_close(build(Spy(), prediction=prediction).training_step(batch, 0), expected)
+    torch.testing.assert_close(quiet_task(Spy(), prediction=prediction).training_step(batch, 0), expected)
 
 
 def test_times_and_drops_belong_to_the_items() -> None:
     batch = make(8)
-    full, halves = build(Spy(), label_drop=0.5), build(Spy(), label_drop=0.5)
+    full, halves = quiet_task(Spy(), label_drop=0.5), quiet_task(Spy(), label_drop=0.5)
     full.training_step(batch, 0)
     for part in (slice(0, 4), slice(4, 8)):
         torch.rand(3)  # the global generator plays no part
@@ -64,7 +56,7 @@ def test_times_and_drops_belong_to_the_items() -> None:
 
 
 def test_labels_are_dropped_as_often_as_requested_and_the_batch_stays() -> None:
-    task, batch = build(Spy(), label_drop=0.3), make(2000)
+    task, batch = quiet_task(Spy(), label_drop=0.3), make(2000)
     before = batch["label"].clone()
     task.training_step(batch, 0)
     label = task.net.calls[0][2]
@@ -74,7 +66,7 @@ def test_labels_are_dropped_as_often_as_requested_and_the_batch_stays() -> None:
 
 
 def test_evaluation_is_deterministic_over_a_grid_of_times() -> None:
-    task, batch = build(Spy()).eval(), make(2)
+    task, batch = quiet_task(Spy()).eval(), make(2)
     first, count = task.evaluate(batch, 0, "val")
     assert count == 2 and first["loss"] == task.evaluate(batch, 0, "val")[0]["loss"]
     _, t, label = task.net.calls[0]
@@ -84,14 +76,14 @@ def test_evaluation_is_deterministic_over_a_grid_of_times() -> None:
 
 def test_what_contradicts_itself_is_named() -> None:
     with pytest.raises(ValueError, match="num_classes is 0"):
-        build(Spy(0))
+        quiet_task(Spy(0))
     with pytest.raises(ValueError, match="guidance"):
-        build(Spy(0), label_drop=0.0, guidance=Guidance())
+        quiet_task(Spy(0), label_drop=0.0, guidance=Guidance())
     with pytest.raises(ValueError, match="label_drop is 0 to 1"):
-        build(Spy(), label_drop=1.5)
+        quiet_task(Spy(), label_drop=1.5)
     with pytest.raises(ValueError, match="prediction is one of"):
-        build(Spy(), prediction="score")
-    task = build(Spy())
+        quiet_task(Spy(), prediction="score")
+    task = quiet_task(Spy())
     task._trainer = SimpleNamespace(datamodule=SimpleNamespace(classes=["a", "b"]))
     with pytest.raises(ValueError, match=r"num_classes is 3, the data has 2 classes \(a, b\): set .* to 2"):
         task.setup("fit")
@@ -101,14 +93,14 @@ def test_what_contradicts_itself_is_named() -> None:
 
 
 def test_inference_knows_the_classes_of_the_data_by_name() -> None:
-    task, names = build(Spy()), ["cat", "dog", "wild"]
+    task, names = quiet_task(Spy()), ["cat", "dog", "wild"]
     task.specs = {"options": {"classes": None}}
     assert task.inference().classes is None
     task._name_classes(names)
     assert task.inference().classes == names and task.specs["options"]["classes"] == names
-    conditions = build(Spy(), classes=["a", "b", "c"])
+    conditions = quiet_task(Spy(), classes=["a", "b", "c"])
     conditions._name_classes(names)
     assert conditions.inference().classes == ["a", "b", "c"]
-    blind = build(Spy(0), label_drop=0.0)
+    blind = quiet_task(Spy(0), label_drop=0.0)
     blind._name_classes(names)
     assert blind.inference().classes is None

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from zoo.compressed_ad import DarkKeyToDoor, Darkroom, DarkroomPermuted, EpsilonCurriculum, HistoryData, PointMass
 from zoo.compressed_ad.collecting.collect import EpsilonAlgorithm, collect
 from zoo.compressed_ad.data.curriculum import Curriculum
-from zoo.compressed_ad.data.datamodule import EvaluationOptions, HistoryData, StoreOptions
-from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
+from zoo.compressed_ad.data.datamodule import EvaluationOptions, StoreOptions
 from zoo.compressed_ad.data.history import HistoryStore
 from zoo.compressed_ad.data.windows import WindowOptions
-from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom, DarkroomPermuted, Env
-from zoo.compressed_ad.envs.point_mass import PointMass
+from zoo.compressed_ad.envs.grids import Env
 
 ENV = Darkroom(3, 4)
 CURRICULUM = Curriculum(8, 2, [0, 2], [0, None], [[1.0], [0.3, 0.7]], shortest=3)

@@ -59,11 +59,6 @@ gymnasium.register("Counter-v0", entry_point=Counter)
 gymnasium.register("Corridor-v0", entry_point=Corridor, max_episode_steps=6)
 
 
-def rightward(states: Tensor, tasks: Tensor) -> Tensor:
-    """The best actions in a corridor that is mirrored (task 1) or not."""
-    return torch.where(tasks[:, 0] == 1, 0, 1).expand(len(states))
-
-
 def forward(states: Tensor, tasks: Tensor) -> Tensor:
     """The best actions of counters, of which the later half has a negative sign."""
     return torch.stack([torch.where(tasks[:, 0] >= 4, -2.0, 2.0), torch.zeros(len(tasks))], 1)

@@ -25,7 +25,6 @@ from zoo.compressed_ad.envs.spaces import Discrete
 
 LENGTHS = [2, 3, 5, 4, 7, 2, 6]
 LIMIT = 5
-INF = float("inf")
 
 
 def counters(limit: int = LIMIT) -> GymnasiumEnv:

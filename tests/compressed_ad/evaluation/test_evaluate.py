@@ -9,7 +9,8 @@ import torch
 import yaml
 
 import zoo
-from zoo.compressed_ad import Agent, Darkroom, FactoredEmbedding, InContextPolicy, QueryCompressor, Transformer
+from tests.compressed_ad.parts import policy
+from zoo.compressed_ad import Agent, Darkroom
 from zoo.compressed_ad.data.history_writer import HistoryWriter
 from zoo.compressed_ad.evaluation import evaluate as module
 from zoo.compressed_ad.evaluation.evaluate import evaluate, load_agent, select_tasks, split_tasks
@@ -41,8 +42,7 @@ PARTS: dict[str, Any] = {
 
 
 def make_run(folder: Path, broken: bool = False) -> Path:
-    torch.manual_seed(0)
-    net = InContextPolicy(FactoredEmbedding(16, 5), Transformer(16, 1, 2, 12), QueryCompressor(16, 3, 1, 2))
+    net = policy(3)
     if broken:
         net.head.bias.data[0] = torch.nan
     write_export(folder, {"inference": "zoo.compressed_ad.Agent", "components": PARTS}, {"policy": net}, "test")

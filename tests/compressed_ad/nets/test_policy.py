@@ -1,33 +1,21 @@
 import pytest
 import torch
 
-from zoo.compressed_ad import FactoredEmbedding, InContextPolicy, LinearEmbedding, Transformer
-from zoo.compressed_ad.nets import compression
+from tests.compressed_ad import parts
+from tests.compressed_ad.parts import WINDOW, histories
+from zoo.compressed_ad import EncoderCompressor, Forget, InContextPolicy, QueryCompressor
 from zoo.compressed_ad.nets.steps import Steps
 
-DIM, GRID, WINDOW, K = 16, 5, 12, 3
 COMPRESSORS = {
-    "learned": lambda: compression.QueryCompressor(DIM, K, 1, 2),
-    "encoder": lambda: compression.EncoderCompressor(DIM, K, 1, 2),
-    "forget": compression.Forget,
+    "learned": lambda: QueryCompressor(parts.DIM, 3, 1, 2),
+    "encoder": lambda: EncoderCompressor(parts.DIM, 3, 1, 2),
+    "forget": Forget,
 }
 
 
-def histories(batch: int, length: int) -> Steps:
-    generator = torch.Generator().manual_seed(length)
-
-    def draw(high: int, *shape: int) -> torch.Tensor:
-        return torch.randint(high, (batch, length, *shape), generator=generator)
-
-    return Steps(draw(GRID, 2), draw(5), draw(2), draw(GRID, 2), draw(2).bool())
-
-
 def policy(compressor: str | None = None, arrangement: str = "fused", mask: str = "causal") -> InContextPolicy:
-    torch.manual_seed(0)
-    embedding = (FactoredEmbedding if arrangement == "fused" else LinearEmbedding)(DIM, GRID)
-    parts = None if compressor is None else COMPRESSORS[compressor]()
-    transformer = Transformer(DIM, 2, 2, WINDOW)
-    return InContextPolicy(embedding, transformer, parts, arrangement, mask).eval()
+    made = None if compressor is None else COMPRESSORS[compressor]()
+    return parts.policy(depth=2, compressor=made, arrangement=arrangement, latent_mask=mask).eval()
 
 
 def act_through(net: InContextPolicy, steps: Steps, cached: bool) -> tuple[torch.Tensor, list[int]]:

@@ -4,30 +4,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from tests.flow.conditions import digits, net, prepared, text
+from tests.flow.conditions import autoencoder, digits, net, prepared, quiet_task, text
 from zoo.blocks.autoencoder import sample_posterior
-from zoo.flow.data.datamodule import ImageData
+from zoo.flow import ConditionalOT, DiT, ImageData, Inpainting, LatentData, Sampler, Solver
 from zoo.flow.data.items import Items
-from zoo.flow.data.latents import LatentData, write_shards
-from zoo.flow.inference.sampler import Sampler
-from zoo.flow.nets.autoencoder import FrozenAutoencoder
-from zoo.flow.nets.dit import DiT
+from zoo.flow.data.latents import write_shards
 from zoo.flow.nets.latent_space import ImageAutoencoder, LatentSpace
-from zoo.flow.process.image_conditions import Inpainting
-from zoo.flow.process.paths import ConditionalOT
 from zoo.flow.process.sampling import noise
-from zoo.flow.process.solvers import Solver
-from zoo.flow.process.time_samplers import UniformTimes
-from zoo.flow.task import FlowTask
 from zoo.training.array_files import array_paths
 from zoo.training.resume import item_seed
 
-CONFIG = {"in_channels": 1, "out_channels": 1, "block_out_channels": [4, 8], "layers_per_block": 1}
-CONFIG |= {"latent_channels": 2, "norm_num_groups": 2}
-
 
 def space() -> LatentSpace:
-    return LatentSpace(FrozenAutoencoder(config=CONFIG))
+    return LatentSpace(autoencoder())
 
 
 def images() -> ImageData:
@@ -81,7 +70,7 @@ def test_a_killed_encoding_goes_on_and_others_have_their_own(tmp_path):
         atol=1e-3,
         rtol=1e-3,
     )
-    data(tmp_path, LatentSpace(FrozenAutoencoder(config=CONFIG, seed=1)))
+    data(tmp_path, LatentSpace(autoencoder(seed=1)))
     assert len(sorted(tmp_path.glob("latents-train-*.json"))) == 2
 
 
@@ -126,18 +115,13 @@ def test_an_identity_gives_what_pixels_give(tmp_path: Path) -> None:
     net = DiT(8, 1, depth=1, dim=16, heads=2, num_classes=10)
     nn.init.normal_(net.tail.weight)
 
-    def task(**arguments: object) -> FlowTask:
-        made = FlowTask(net, ConditionalOT(0.0), UniformTimes(), torch.optim.SGD, **arguments)
-        made.log_terms = lambda *args, **kwargs: None
-        return made
-
     plain = prepared(digits(tmp_path, flips=True))
     made = prepared(LatentData(digits(tmp_path, flips=True), 4, str(tmp_path)), latents=space)
     keys = [(epoch, item) for epoch in range(2) for item in range(8)]
     actual, pixels = made.train_set.__getitems__(keys), plain.train_set.__getitems__(keys)
     torch.testing.assert_close(actual["x1"], pixels["x1"], atol=1e-3, rtol=0)  # of half precision
     assert torch.equal(actual["x0"], pixels["x0"])
-    loss, expected = task(latents=space).training_step(actual, 0), task().training_step(pixels, 0)
+    loss, expected = quiet_task(net, latents=space).training_step(actual, 0), quiet_task(net).training_step(pixels, 0)
     torch.testing.assert_close(loss, expected, atol=2e-3, rtol=2e-3)
     samplers = [Sampler(net, ConditionalOT(0.0), Solver("euler", 3), latents=each) for each in (space, None)]
     torch.testing.assert_close(*(each.sample([1, 2], [3, 4]) for each in samplers))

@@ -8,19 +8,14 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.flow.conditions import digits, net, prepared, text
+from tests.flow.conditions import digits, net, prepared, quiet_task, text
+from zoo.flow import FlowTask, Guidance, Inpainting, NestedGuidance, Sampler, Solver, SuperResolution, UniformTimes
 from zoo.flow.inference.generate import generate
 from zoo.flow.inference.pairs import make_pairs
 from zoo.flow.inference.request_files import read_conditions
 from zoo.flow.inference.requests import GenerationRequest
-from zoo.flow.inference.sampler import Sampler
 from zoo.flow.process.conditions import GenerationConditions
-from zoo.flow.process.guidance import Guidance, NestedGuidance
-from zoo.flow.process.image_conditions import Inpainting, SuperResolution
 from zoo.flow.process.paths import ConditionalOT
-from zoo.flow.process.solvers import Solver
-from zoo.flow.process.time_samplers import UniformTimes
-from zoo.flow.task import FlowTask
 
 IMAGES = np.arange(2 * 64, dtype=np.uint8).reshape(2, 8, 8, 1)
 
@@ -125,11 +120,7 @@ def test_the_page_requests_for_them(model: Sampler, tmp_path: Path) -> None:
 
 def task(**arguments: object) -> FlowTask:
     parts = {"text": text(), "image_condition": Inpainting(), "label_drop": 0.0, **arguments}
-    made = FlowTask(
-        net(condition_channels=2), ConditionalOT(0.0), UniformTimes(), lambda p: torch.optim.SGD(p, 0.1), **parts
-    )
-    made.log_terms = lambda *args, **kwargs: None
-    return made.eval()
+    return quiet_task(net(condition_channels=2), **parts).eval()
 
 
 def test_training_drops_each_kind_and_evaluation_none(tmp_path: Path) -> None:

@@ -6,18 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.flow.conditions import autoencoder
+from zoo.flow import ConditionalOT, DiT, Guidance, LatentSpace, Sampler, Solver, ToyNet, VelocityNet
 from zoo.flow.data.pair_data import PairData, read_metadata, row_type
 from zoo.flow.inference.pairs import make_pairs
 from zoo.flow.inference.requests import GenerationRequest
-from zoo.flow.inference.sampler import Sampler
-from zoo.flow.nets.autoencoder import FrozenAutoencoder
-from zoo.flow.nets.dit import DiT
-from zoo.flow.nets.latent_space import LatentSpace
-from zoo.flow.nets.mlp import ToyNet
-from zoo.flow.nets.velocity import VelocityNet
-from zoo.flow.process.guidance import Guidance
-from zoo.flow.process.paths import ConditionalOT
-from zoo.flow.process.solvers import Solver
 
 
 class Whirl(VelocityNet):
@@ -129,9 +122,7 @@ def test_wrong_calls_are_named(tmp_path: Path) -> None:
 
 def test_pairs_of_latents_are_latents_of_the_autoencoder(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    config = {"in_channels": 1, "out_channels": 1, "block_out_channels": [4, 8], "layers_per_block": 1}
-    config |= {"latent_channels": 2, "norm_num_groups": 2}
-    space = LatentSpace(FrozenAutoencoder(config=config))
+    space = LatentSpace(autoencoder())
     space.fit(torch.tensor([0.5, -1.0]), torch.tensor([2.0, 0.25]))
     net = DiT(4, 2, patch=1, depth=1, dim=8, heads=1, num_classes=3)
     torch.nn.init.normal_(net.tail.weight)
@@ -150,7 +141,7 @@ def test_pairs_of_latents_are_latents_of_the_autoencoder(tmp_path: Path) -> None
     mean, deviation = data.statistics()
     torch.testing.assert_close(mean, separate.double().mean(dim=(0, 2, 3)))
     torch.testing.assert_close(deviation, separate.double().std(dim=(0, 2, 3), correction=0))
-    other = LatentSpace(FrozenAutoencoder(config={**config, "block_out_channels": [4, 6]}))
+    other = LatentSpace(autoencoder(block_out_channels=[4, 6]))
     for latents, message in ((None, "of another autoencoder"), (other, "of another")):
         data.trainer = SimpleNamespace(lightning_module=SimpleNamespace(latents=latents))
         with pytest.raises(ValueError, match=message):

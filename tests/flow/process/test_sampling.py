@@ -7,10 +7,6 @@ from zoo.flow import ConditionalOT, Solver
 from zoo.flow.process.sampling import inpaint, noise, slerp, straightness
 
 
-def curl(t: float, x: torch.Tensor) -> torch.Tensor:
-    return torch.stack([-x[:, 1], x[:, 0] + t], dim=1)
-
-
 def test_a_seed_gives_the_same_sample_in_any_batch():
     together = noise([3, 4, 5], (2, 4, 4))
     assert torch.equal(together[1:2], noise([4], (2, 4, 4)))

@@ -10,15 +10,13 @@ from torch import Tensor
 
 from tests.parity.compressed_ad.original_agents import LegacyEncoder, training_logits
 from zoo.common.safe_load import load_foreign_checkpoint
+from zoo.compressed_ad import Darkroom, InContextPolicy, LinearEmbedding, Transformer
 from zoo.compressed_ad.convert import from_original
 from zoo.compressed_ad.convert.converter import PolicyConverter, to_original_state
-from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.losses import reconstruction_loss
 from zoo.compressed_ad.nets.compression import EncoderCompressor, QueryCompressor, ReconstructionDecoder
-from zoo.compressed_ad.nets.embedding import LinearEmbedding
-from zoo.compressed_ad.nets.policy import Compression, InContextPolicy
+from zoo.compressed_ad.nets.policy import Compression
 from zoo.compressed_ad.nets.steps import Steps
-from zoo.compressed_ad.nets.transformer import Transformer
 from zoo.compressed_ad.rollout import rollout
 from zoo.training.schedules import WarmupCosine
 

@@ -14,16 +14,11 @@ from tests.parity.hifigan.test_training import formula_weights
 from tests.parity.recorded import Recorded
 from zoo.audio.analysis.spectral import MultiScaleMel
 from zoo.common.build import build
+from zoo.hifigan import BigVGAN, MultiBandDiscriminator, MultiOctaveDiscriminator, MultiResolutionDiscriminator
 from zoo.hifigan.convert import convert, convert_config, describe, is_original
 from zoo.hifigan.convert.layouts import to_original_names, to_zoo_names
 from zoo.hifigan.nets.antialiasing import AntiAliasedActivation, Snake, low_pass_filter
-from zoo.hifigan.nets.bigvgan import BigVGAN
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator
-from zoo.hifigan.nets.spectral_discriminators import (
-    MultiBandDiscriminator,
-    MultiOctaveDiscriminator,
-    MultiResolutionDiscriminator,
-)
 from zoo.runs.load import load
 from zoo.training.adversarial import adversarial_loss, discriminator_loss, feature_matching_loss
 

@@ -6,6 +6,7 @@ from torch.utils.data import TensorDataset
 
 from scripts.bench import tools as benchmark
 from scripts.bench.tools import Cost
+from tests.training.callbacks.parts import make_trainer
 from zoo.training.callbacks.checkpoint import Checkpoints
 
 
@@ -30,15 +31,8 @@ class Line(L.LightningModule):
 
 
 def tiny_fit(folder, calls):
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_steps=100,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[Checkpoints(every_n_steps=None)],
-        default_root_dir=folder,
-    )
+    checkpoints = Checkpoints(every_n_steps=None)
+    trainer = make_trainer(checkpoints, max_steps=100, default_root_dir=folder, enable_checkpointing=True)
     data = L.LightningDataModule.from_datasets(TensorDataset(torch.ones(3, 1)), batch_size=1)
     return SimpleNamespace(trainer=trainer, model=Line(calls), datamodule=data)
 

@@ -1,12 +1,12 @@
 from types import SimpleNamespace
 
-import lightning as L
 import pytest
 import torch
 
 from scripts.bench import hifigan as benchmark
 from scripts.bench import hifigan_baselines as baselines
 from scripts.bench.tools import interleave_with_trainer
+from tests.training.callbacks.parts import make_trainer
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.corpora.corpus import CorpusOptions
 from zoo.hifigan import Generator, HiFiGANTask, MultiPeriodDiscriminator, VocoderData
@@ -39,16 +39,8 @@ def test_plain_loops_train_like_the_task(tmp_path, step):
     data.prepare_data()
     data.setup("fit")
     task = tiny_task()
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_steps=10,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_val_batches=0,
-        use_distributed_sampler=False,
-        default_root_dir=tmp_path,
-    )
+    settings = {"limit_val_batches": 0, "use_distributed_sampler": False}
+    trainer = make_trainer(max_steps=10, default_root_dir=tmp_path, **settings)
     other = step(task, benchmark._endless(data))
     before = torch.nn.utils.parameters_to_vector(other.generator.parameters()).clone()
     interleave_with_trainer(SimpleNamespace(trainer=trainer, model=task, datamodule=data), other, rounds=2)
