@@ -22,7 +22,6 @@ from zoo.audiosr.evaluation.evaluate import (
     NOISE,
     RESTORED,
     UNPROCESSED,
-    Evaluation,
     EvaluationOptions,
     evaluate,
 )
@@ -143,7 +142,7 @@ def measure(run: Path, quick: bool = False) -> dict[str, float]:
         chosen = {**sampler, "init_args": {"steps": 2}} if quick and sampler else sampler
         options = EvaluationOptions(restore={"sampler": chosen} if chosen else {})
         evaluations[name] = evaluate(run, run / FOLDER / name, options)
-    means = {name: _means(each.rows) for name, each in evaluations.items()}
+    means = {name: _means(each) for name, each in evaluations.items()}
     recipe, slow, fast = (means[name] for name in (RECIPE, "ddim", "dpm"))
     figures = {
         "LSD-HF to unprocessed": recipe[RESTORED]["lsd_hf"] / recipe[UNPROCESSED]["lsd_hf"],
@@ -151,7 +150,7 @@ def measure(run: Path, quick: bool = False) -> dict[str, float]:
         "LSD of 15 steps of DPM-Solver++ to 100 of DDIM": fast[RESTORED]["lsd"] / slow[RESTORED]["lsd"],
     }
     for kind in KINDS:
-        values = _means(row for row in evaluations[RECIPE].rows if row["name"].startswith(kind))
+        values = _means(row for row in evaluations[RECIPE] if row["name"].startswith(kind))
         restored, linear = values[RESTORED], values[LINEAR]
         figures |= {
             f"{kind}: LSD-HF to shaped noise": restored["lsd_hf"] / values[NOISE]["lsd_hf"],
@@ -174,9 +173,8 @@ def _means(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     return {system: {name: fmean(each) for name, each in measures.items()} for system, measures in values.items()}
 
 
-def _least(evaluation: Evaluation) -> float:
-    rows = [row for row in evaluation.rows if row["status"] == "done" and row["system"] == RESTORED]
-    return min(float(row["si_sdr_low"]) for row in rows)
+def _least(rows: Iterable[Mapping[str, Any]]) -> float:
+    return min(float(row["si_sdr_low"]) for row in rows if row["status"] == "done" and row["system"] == RESTORED)
 
 
 if __name__ == "__main__":

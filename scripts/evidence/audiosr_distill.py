@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,7 +16,6 @@ from zoo.audiosr.data.crops import ValidationGrid
 from zoo.audiosr.diffusion import Sampler, row_noise
 from zoo.audiosr.evaluation.evaluate import (
     RESTORED,
-    Evaluation,
     EvaluationOptions,
     evaluate,
     load_recipe_data,
@@ -82,9 +81,8 @@ def _restorer(run: Path, steps: int | None = None) -> Restorer:
     return model
 
 
-def _lsd(evaluation: Evaluation) -> float:
-    rows = [row for row in evaluation.rows if row["status"] == "done" and row["system"] == RESTORED]
-    return fmean(float(row["lsd"]) for row in rows)
+def _lsd(rows: Sequence[Mapping[str, Any]]) -> float:
+    return fmean(float(row["lsd"]) for row in rows if row["status"] == "done" and row["system"] == RESTORED)
 
 
 def _distances(model: Restorer, teacher: Restorer, grid: ValidationGrid, sampler: Sampler) -> list[float]:

@@ -11,11 +11,11 @@ from tests.audiosr.task_parts import AUTOENCODER, Data, Save, denoiser, features
 from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.losses import DiffusionStep, DiffusionTerm, Latent
 from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser, concat
-from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenDenoiser
+from zoo.audiosr.nets.frozen import FrozenAutoencoder
 from zoo.audiosr.options import RestoreOptions
 from zoo.audiosr.samplers import time_grid
 from zoo.audiosr.task import ValidationOptions
-from zoo.audiosr.task_distill import DistillationTask
+from zoo.audiosr.task_distill import DistillationTask, FrozenDenoiser
 from zoo.blocks.image import classifier_free_guidance
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.training.callbacks.checkpoint_contents import CheckpointContents

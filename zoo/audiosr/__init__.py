@@ -18,11 +18,11 @@ __getattr__, __dir__, __all__ = register(
         "nets.denoiser": "Denoiser GlobalEncoder",
         "nets.discriminator": "PatchDiscriminator",
         "nets.features": "MelFeatures",
-        "nets.frozen": "FrozenAutoencoder FrozenDenoiser FrozenVocoder",
+        "nets.frozen": "FrozenAutoencoder FrozenVocoder",
         "nets.unet": "UNet",
         "samplers": "DDIM DPMSolver",
         "task": "DiffusionTask",
-        "task_distill": "DistillationTask",
+        "task_distill": "DistillationTask FrozenDenoiser",
         "task_autoencoder": "AdversarialAutoencoderTask AutoencoderTask",
     },
 )

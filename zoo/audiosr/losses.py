@@ -92,14 +92,12 @@ class DiffusionStep:
         length = max(1, min(crop_frames // self.autoencoder.factor, self.latent.shape[2]))
         choices = np.float32(self.latent.shape[2] - length + 1)
         starts = {row: int(np.float32(position) * choices) for row, position in positions.items()}
-        predicted, true = (
-            self.vocoder(self._decode(torch.stack([latents[row, :, a : a + length] for row, a in starts.items()])))
+        crops = (
+            torch.stack([latents[row, :, start : start + length] for row, start in starts.items()])
             for latents in (self.predicted_latent, self.latent)
         )
+        predicted, true = (self.vocoder(self.autoencoder.decode(crop / self.scale)) for crop in crops)
         return predicted.float(), true.float().detach()
-
-    def _decode(self, latents: Tensor) -> Tensor:
-        return self.autoencoder.decode(latents / self.scale)
 
 
 @dataclass

@@ -26,7 +26,7 @@ from zoo.audiosr.options import DEFAULT_RESTORE, RestoreOptions
 from zoo.blocks.autoencoder import posterior_mean, sample_posterior
 from zoo.common.checks import check_one_of, check_within
 from zoo.training.datamodule import ZooDataModule
-from zoo.training.freezing import freeze
+from zoo.training.freezing import freeze, set_frozen_eval
 from zoo.training.resume import item_seed
 from zoo.training.strategies.sharding import gather_weights
 from zoo.training.task import CompileMode as CompileMode
@@ -214,15 +214,12 @@ class DiffusionTask(SingleOptimizerTask):
         self.compile_options = compile_options
         sizes = train_only(net, trains)
         log.info("trains: %s", ", ".join(f"{group} ({size:,} weights)" for group, size in sizes.items()))
-        self._frozen_modules = [module for module in net.modules() if not module.training]
         self._replicas: list[nn.Module] = []  # a list keeps it out of the state dict
 
     def train(self, mode: bool = True) -> Self:
         """Change the mode; frozen components of the net stay in evaluation mode."""
         super().train(mode)
-        if mode:
-            for module in self._frozen_modules:
-                module.training = False
+        set_frozen_eval(self.net)
         return self
 
     def on_fit_start(self) -> None:

@@ -14,13 +14,37 @@ from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.losses import DiffusionTerm, Objective
 from zoo.audiosr.nets.denoiser import Denoiser, concat
 from zoo.audiosr.nets.features import MelFeatures
-from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenDenoiser
+from zoo.audiosr.nets.frozen import FrozenAutoencoder
 from zoo.audiosr.options import DEFAULT_RESTORE, RestoreOptions
 from zoo.audiosr.samplers import DDIM, conditional_predictor, time_grid
 from zoo.audiosr.task import DEFAULT_CONDITION, Batch, ConditionOptions, DiffusionTask
 from zoo.common.build import check_state_dict
 from zoo.common.checks import check_at_least, check_within
+from zoo.runs.frozen_net import FrozenNet
 from zoo.training.task import OptimizerCallable
+
+
+class FrozenDenoiser(FrozenNet):
+    """A trained denoiser, averaged weights where its run has them: the teacher of a distillation.
+
+    `config` has the arguments of the UNet as `unet` and, if there is one, those of the encoder as `global_encoder`.
+    """
+
+    net_class = net_base = "zoo.audiosr.Denoiser"
+    inference = "zoo.audiosr.Restorer"
+
+    @classmethod
+    def describe_net(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Descriptions of its nets."""
+        classes = {"unet": "zoo.audiosr.UNet", "global_encoder": "zoo.audiosr.GlobalEncoder"}
+        return super().describe_net(
+            {name: {"class_path": classes[name], "init_args": dict(each)} for name, each in config.items()}
+        )
+
+    @property
+    def trained_on(self) -> str | None:
+        """sha256 of the autoencoder whose latents it was trained on; None where its source does not tell."""
+        return self.description.records.get("autoencoder", {}).get("sha256")
 
 
 class Distillation(Objective):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 import torch
 import yaml
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from zoo.audiosr.convert import layouts, net_sizes
@@ -29,14 +27,13 @@ from zoo.convert.tensor_names import State, add_prefix, select_prefix
 from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.hifigan.nets.generator import Generator
 from zoo.runs.checkpoints import find_checkpoint, find_checkpoints, parse_step
-from zoo.runs.components import WEIGHTS_NAME, is_export, read_export_config
+from zoo.runs.components import is_export, read_components
 from zoo.runs.load import build_components
 
 INFERENCE = "zoo.audiosr.Restorer"
 FINAL = "final_ema.pt"
 MODELV1_ENCODER = (128, 2, 1024)  # channels, layers and positions of its class
 PREFIX = {component: prefix for prefix, component in layouts.PREFIXES.items()}
-_BEST = re.compile(r"best-step_(\d+)-")
 # A first stage's and a UNet's configuration in their order; None stands for a value of the nets.
 FIRST_STAGE: dict[str, Any] = {
     "double_z": True, "z_channels": None, "resolution": 256, "in_channels": 1, "out_ch": 1, "ch": None, "ch_mult": None,
@@ -293,16 +290,15 @@ def _list_targets(source: Path, target: Path) -> dict[Path, Path]:
 
 def original_name(checkpoint: Path) -> str:
     """Return the original's name of a checkpoint of ours."""
-    best = _BEST.match(checkpoint.name)
-    return f"best_step_{int(best[1])}.pt" if best else f"step_{parse_step(checkpoint)}.pt"
+    return f"{'best_' if checkpoint.name.startswith('best-') else ''}step_{parse_step(checkpoint)}.pt"
 
 
 def _read_zoo(source: Path) -> Nets:
     """Read the nets of a checkpoint or export."""
     averaged: State = {}
     if is_export(source):
-        specs, folder = read_export_config(source), source
-        state = load_file(source / WEIGHTS_NAME)
+        specs, state, _ = read_components(source)
+        folder = source
         if specs["inference"] != INFERENCE:
             raise ValueError(f"{source}: expected an export for {INFERENCE}, found {specs['inference']}")
     else:

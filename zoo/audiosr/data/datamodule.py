@@ -178,8 +178,7 @@ class SuperResolutionData(ZooDataModule):
         if self.root is None:
             return []
         lists = (self.split.train_list, self.split.val_list)
-        train, valid = find_parts(self.root, self.mode == "paired", self.val_root, lists)
-        return [train] if valid is None else [train, valid]
+        return find_parts(self.root, self.mode == "paired", self.val_root, lists)
 
     def _corpora(self, part: Part) -> list[tuple[Sequence[Path], Path, Path]]:
         """Return files, cache folder and root of a part's high and, in paired data, low clips."""

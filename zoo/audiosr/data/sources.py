@@ -17,6 +17,8 @@ from zoo.audio.io import files
 
 log = logging.getLogger(__name__)
 
+Lists = tuple[str | None, str | None]
+
 HIGH, LOW = "high", "low"
 _MISMATCH_SECONDS = 0.1  # by which counterparts may differ in length without a warning: a codec's padding
 
@@ -29,15 +31,10 @@ class Part:
     high: Sequence[Path]  # full-band files
     low: Sequence[Path]  # their band-limited counterparts, in the same order; empty where they are simulated
     low_folder: Path  # of the counterparts
-    lists: tuple[str | None, str | None] = (None, None)  # the file lists that chose them: caches differ by them
+    lists: Lists = (None, None)  # the file lists that chose them: caches differ by them
 
 
-def find_parts(
-    root: Path,
-    paired: bool,
-    valid_root: Path | None = None,
-    lists: tuple[str | None, str | None] = (None, None),
-) -> tuple[Part, Part | None]:
+def find_parts(root: Path, paired: bool, valid_root: Path | None, lists: Lists) -> list[Part]:
     """Find the files for training and, where the layout, `valid_root` or a list names any, for validation.
 
     `paired` reads `low` too; `lists` are files to train on and to validate on, see `corpus_files`.
@@ -52,17 +49,17 @@ def find_parts(
     train = _part(train_root, paired, high, lists)
     if lists[1] is not None:
         held_out = corpus_files(_high_folder(train_root), (lists[1], None))
-        return train, _part(train_root, paired, held_out, ("", lists[1]))
+        return [train, _part(train_root, paired, held_out, ("", lists[1]))]
     if val_root is None:
-        return train, None
-    return train, _part(val_root, paired, corpus_files(_high_folder(val_root)), (None, None))
+        return [train]
+    return [train, _part(val_root, paired, corpus_files(_high_folder(val_root)), (None, None))]
 
 
 def _high_folder(root: Path) -> Path:
     return root / HIGH if (root / HIGH).is_dir() else root
 
 
-def _part(root: Path, paired: bool, high: Sequence[Path], lists: tuple[str | None, str | None]) -> Part:
+def _part(root: Path, paired: bool, high: Sequence[Path], lists: Lists) -> Part:
     folder = _high_folder(root)
     if not high:
         raise ValueError(f"data: no audio file ({', '.join(files.AUDIO_SUFFIXES)}) of {folder} to use")

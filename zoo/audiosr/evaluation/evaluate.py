@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -73,46 +72,6 @@ class EvaluationOptions:
     max_items: int | None = None
     seconds: float = 5.0
     restore: Mapping[str, Any] = field(default_factory=dict)  # of `RestoreOptions`; objects by class_path and init_args
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Rows of items and systems, and their summaries."""
-
-    rows: list[Row]
-    systems: Sequence[str]
-
-    @property
-    def failures(self) -> list[Row]:
-        """Rows without measurements."""
-        return failed_rows(self.rows)
-
-    @cached_property
-    def summaries(self) -> dict[str, list[Row]]:
-        """Summaries of all rows and of each cut-off, with gains over the input; see `summarize`."""
-        done = [row for row in self.rows if row["status"] == "done"]
-        groups = {ALL: done}
-        for cutoff_hz in sorted({float(row["cutoff_hz"]) for row in done}):
-            groups[f"{cutoff_hz:g} Hz"] = [row for row in done if row["cutoff_hz"] == cutoff_hz]
-        groups = groups if 2 < len(groups) <= _MAX_ROWS else {ALL: done}
-        return {group: summarize(rows, self.systems, MEASURES, UNPROCESSED) for group, rows in groups.items()}
-
-    def write(self, output: Path, facts: Mapping[str, Any]) -> None:
-        """Write per_item.csv, summary.csv, summary.json (with these facts) and report.md."""
-        rows = [{"cutoff": group, **row} for group, summary in self.summaries.items() for row in summary]
-        write_tables(output, "per_item.csv", _NUMBERS, self.rows, rows, self._markdown(), facts)
-
-    def _markdown(self) -> str:
-        lines = ["# Super-resolution", "", f"Means with {LEVEL:.0%} bootstrap intervals over items.", ""]
-        for group, summary in self.summaries.items():
-            lines += [f"## {'All cut-offs' if group == ALL else group}", "", summary_table(summary), ""]
-        lines += [
-            "lsd_hf and lsd_lf lie above and below the cut-off; si_sdr_low compares the low band with the input's; the "
-            "ceiling is the target through autoencoder and vocoder, with the input's low band.",
-            "",
-            *failure_lines(self.failures, len(self.rows), _MAX_ROWS),
-        ]
-        return "\n".join(lines).rstrip() + "\n"
 
 
 def load_recipe_data(run: Path, options: EvaluationOptions) -> SuperResolutionData | None:
@@ -187,8 +146,8 @@ def read_training_clips(recipe: SuperResolutionData) -> Iterator[np.ndarray]:
         yield crops.recordings.read(index, 0, crops.recordings.length(index))[0]
 
 
-def evaluate(run: Path, output: Path, options: EvaluationOptions, device: str = "cpu") -> Evaluation:
-    """Restore band-limited clips and write tables; see `evaluate_run`."""
+def evaluate(run: Path, output: Path, options: EvaluationOptions, device: str = "cpu") -> list[Row]:
+    """Restore band-limited clips and write tables, see `evaluate_run`; returns a row for each item and system."""
     restorer = load(run, device, restore=options.restore)
     if not isinstance(restorer, Restorer):
         raise ValueError(f"{run} is a {type(restorer).__name__}: name a run of the diffusion stage")
@@ -209,10 +168,30 @@ def evaluate(run: Path, output: Path, options: EvaluationOptions, device: str = 
             log.warning("%s failed: %s", name, error)
             failed = {"status": "failed", "reason": format_error(error)}
             rows += [row | {"system": system, **failed} for system in systems]
-    evaluation = Evaluation(rows, systems)
     facts = {"run": str(run), "device": device, **json.loads(json.dumps(asdict(options), default=str))}
-    evaluation.write(output, facts)
-    return evaluation
+    _write_report(output, rows, systems, facts)
+    return rows
+
+
+def _write_report(output: Path, rows: list[Row], systems: Sequence[str], facts: Mapping[str, Any]) -> None:
+    """Summarise all rows and those of each cut-off, with gains over the input, see `summarize`."""
+    done = [row for row in rows if row["status"] == "done"]
+    groups = {ALL: done}
+    for cutoff_hz in sorted({float(row["cutoff_hz"]) for row in done}):
+        groups[f"{cutoff_hz:g} Hz"] = [row for row in done if row["cutoff_hz"] == cutoff_hz]
+    groups = groups if 2 < len(groups) <= _MAX_ROWS else {ALL: done}
+    summaries = {group: summarize(each, systems, MEASURES, UNPROCESSED) for group, each in groups.items()}
+    lines = ["# Super-resolution", "", f"Means with {LEVEL:.0%} bootstrap intervals over items.", ""]
+    for group, summary in summaries.items():
+        lines += [f"## {'All cut-offs' if group == ALL else group}", "", summary_table(summary), ""]
+    lines += [
+        "lsd_hf and lsd_lf lie above and below the cut-off; si_sdr_low compares the low band with the input's; the "
+        "ceiling is the target through autoencoder and vocoder, with the input's low band.",
+        "",
+        *failure_lines(failed_rows(rows), len(rows), _MAX_ROWS),
+    ]
+    table = [{"cutoff": group, **row} for group, summary in summaries.items() for row in summary]
+    write_tables(output, "per_item.csv", _NUMBERS, rows, table, "\n".join(lines).rstrip() + "\n", facts)
 
 
 def _measure_item(
@@ -304,7 +283,7 @@ def evaluate_run(
         restore["sampler"] = {"class_path": name, "init_args": {} if steps is None else {"steps": steps}}
     restore = {name: value for name, value in restore.items() if value is not None}
     options = EvaluationOptions(data, None if cutoffs is None else tuple(cutoffs), max_items, seconds, restore)
-    evaluation = evaluate(run, output, options, device)
+    rows = evaluate(run, output, options, device)
     print((output / "report.md").read_text(encoding="utf-8"))
     print(f"wrote {output}")
-    return int(bool(evaluation.failures))
+    return int(bool(failed_rows(rows)))

@@ -53,7 +53,7 @@ Blocks = Callable[[], Iterable[np.ndarray]]
 
 @dataclass(eq=False)
 class RecordingRestoration:
-    """The restoration of a file or an array: `analyze`, then `generate`, then `result`."""
+    """The restoration of a file or an array: `generate`, then `result`."""
 
     restorer: Restorer
     blocks: Blocks  # opens the input: pieces (C, n) float32
@@ -65,7 +65,7 @@ class RecordingRestoration:
     keep_input: bool = False  # keep what the nets see, its channels' mean, in `input_mono`
 
     def __post_init__(self) -> None:
-        """Set what `analyze` and `generate` find."""
+        """Set what `generate` finds."""
         self.samples = max(math.ceil(self.source_samples * self.restorer.sample_rate / self.source_rate), 1)
         self.before = StreamSpectrum()
         if self.cutoff_hz is None:
@@ -75,7 +75,7 @@ class RecordingRestoration:
         self.chunks = 0  # per channel
         self.gain = 1.0  # factor on the result
 
-    def analyze(self) -> None:
+    def _analyze(self) -> None:
         """Find peaks and the cut-off; None where the band is full or nothing is loud enough."""
         for piece in self.before.observe(self._resample_input(self.blocks)):
             self.peaks = np.maximum(self.peaks, np.abs(piece).max(axis=1))
@@ -92,6 +92,7 @@ class RecordingRestoration:
 
     def generate(self, first: IO[bytes], second: IO[bytes]) -> None:
         """Fill the second of two temporary files with the result, all but its gain."""
+        self._analyze()
         pieces: Iterable[np.ndarray] = self._resample_input(self.blocks)
         if self.cutoff_hz is not None:
             rate = self.restorer.sample_rate
@@ -287,7 +288,6 @@ class Restorer(AudioInference):
         run.keep_input = self.restore.pictures and seconds <= MAX_PICTURE_SECONDS
         picture = None
         with tempfile.TemporaryFile(dir=target.parent) as first, tempfile.TemporaryFile(dir=target.parent) as second:
-            run.analyze()
             run.generate(first, second)
             with files.AudioWriter(target, self.sample_rate, header.channels, SUBTYPE) as writer:
                 for piece in run.result(second):
@@ -357,7 +357,6 @@ class Restorer(AudioInference):
             self, lambda: [channels], sample_rate, len(channels), channels.shape[1], cutoff_hz,
             None if target_channels is None else lambda: [target_channels],
         )  # fmt: skip
-        run.analyze()
         with io.BytesIO() as first, io.BytesIO() as second:
             run.generate(first, second)
             result = np.concatenate(list(run.result(second)), axis=1)

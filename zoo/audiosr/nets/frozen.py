@@ -1,4 +1,4 @@
-"""Trained nets that later stages use without training them: autoencoder, vocoder, teacher."""
+"""Trained nets that later stages use without training them: autoencoder and vocoder."""
 
 from __future__ import annotations
 
@@ -61,26 +61,3 @@ class FrozenVocoder(FrozenNet):
     def forward(self, mel: Tensor) -> Tensor:
         """Waveforms (B, 1, F * hop_length), -1 to 1, of log-mels (B, 1, F, n_mels), natural logarithm."""
         return self.net(mel[:, 0].transpose(1, 2))
-
-
-class FrozenDenoiser(FrozenNet):
-    """A trained denoiser, averaged weights where its run has them: the teacher of a distillation.
-
-    `config` has the arguments of the UNet as `unet` and, if there is one, those of the encoder as `global_encoder`.
-    """
-
-    net_class = net_base = "zoo.audiosr.Denoiser"
-    inference = "zoo.audiosr.Restorer"
-
-    @classmethod
-    def describe_net(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Descriptions of its nets."""
-        classes = {"unet": "zoo.audiosr.UNet", "global_encoder": "zoo.audiosr.GlobalEncoder"}
-        return super().describe_net(
-            {name: {"class_path": classes[name], "init_args": dict(each)} for name, each in config.items()}
-        )
-
-    @property
-    def trained_on(self) -> str | None:
-        """sha256 of the autoencoder whose latents it was trained on; None where its source does not tell."""
-        return self.description.records.get("autoencoder", {}).get("sha256")

@@ -45,11 +45,10 @@ class GroupNorm(nn.GroupNorm):
         return F.group_norm(x.float(), self.num_groups, weight, bias, self.eps).to(x.dtype)
 
 
-def zero_init(layer: nn.Conv2d | nn.Linear) -> nn.Conv2d | nn.Linear:
+def zero_init(layer: nn.Conv2d) -> nn.Conv2d:
     """Set a layer's weights to zero: its block starts as the identity."""
-    nn.init.zeros_(layer.weight)
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
     return layer
 
 
