@@ -118,10 +118,10 @@ class _Entry(NamedTuple):
         return re.sub(r"\.init_args|\+", "", self.key)
 
 
-def explain_refusal(message: str, args: Sequence[str], groups: Mapping[str, Sequence[str]]) -> str:
+def explain_refusal(message: str, args: Sequence[str], known: Collection[str]) -> str:
     """Find the key of a command line or of its files that the parser refused, whose message has its last part alone.
 
-    Returns a message with the full key, its file, and the nearest key or class; `groups` has the keys of sections.
+    Returns a message with the full key, its file, and the nearest key or class; `known` are the parser's keys.
     """
     files, options = read_files(args)
     entries = [_Entry(f"{path}: ", key, value) for path, content in files for key, value in iterate_keys(content)]
@@ -139,7 +139,7 @@ def explain_refusal(message: str, args: Sequence[str], groups: Mapping[str, Sequ
         paths = [entry.path for entry in entries if f".{entry.path}".endswith(path)]
         for entry in entries:
             is_above = any(f"{each}.".startswith(f"{entry.path}.") for each in paths)
-            if is_above and (reason := _explain_key(entry, entries, groups)):
+            if is_above and (reason := _explain_key(entry, entries, known)):
                 return f"{entry.origin}unknown key {entry.key}{reason}"
     if match := _WRONG_VALUE.search(_simplify(message)):
         matches = [entry for entry in entries if f".{entry.path}".endswith(f".{match[1]}")]
@@ -156,17 +156,18 @@ def _explain_class(name: str) -> str:
         return str(error)
 
 
-def _explain_key(entry: _Entry, entries: Sequence[_Entry], groups: Mapping[str, Sequence[str]]) -> str:
+def _explain_key(entry: _Entry, entries: Sequence[_Entry], known: Collection[str]) -> str:
     """Name the nearest keys of the section or class that a key belongs to; "" where it has that key or is unknown."""
     parent, _, name = entry.path.rpartition(".")
     classes = {each.path.removesuffix(".class_path"): each.value for each in entries if isinstance(each.value, str)}
-    owner = classes.get(parent, parent) if parent not in groups else parent
+    section = {key.split(".")[1] for key in known if key.startswith(f"{parent}.")}
     try:
-        keys = {*(groups.get(parent) or _keys_at(parent, classes))} - {"args", "kwargs"}
+        keys = (section or {*_keys_at(parent, classes)}) - {"args", "kwargs"}
     except ValueError:  # no class, one by its short name, or one of another package
         return ""
-    is_key = name in keys or name in CLASS_KEYS
-    return "" if is_key else f"{nearest_names(name, keys)} (keys of {owner}: {shorten_list(sorted(keys))})"
+    if name in keys or name in CLASS_KEYS:
+        return ""
+    return f"{nearest_names(name, keys)} (keys of {classes.get(parent, parent)}: {shorten_list(sorted(keys))})"
 
 
 def _keys_at(path: str, classes: Mapping[str, str]) -> Collection[str]:

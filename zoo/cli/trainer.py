@@ -30,7 +30,7 @@ from zoo.cli.parser import (
     restrict_imports,
     use_public_names,
 )
-from zoo.cli.recipes import GROUPS, TOP_LEVEL, WrongNameError, compose_arguments, config_files, take_option
+from zoo.cli.recipes import TOP_LEVEL, WrongNameError, compose_arguments, config_files, take_option
 from zoo.common.atomic_files import LOCK_NAME, delete_path, write_atomic
 from zoo.common.configs import check_config_paths
 from zoo.common.foreign_files import iterate_keys
@@ -243,7 +243,8 @@ class ZooCLI(LightningCLI):
         try:
             self.config = parser.parse_args(compose_arguments(args))
         except RefusedError as error:
-            raise WrongNameError(self._explain_refusal(error.details, args)) from None
+            reason = explain_refusal(error.details, args, list(parser.get_defaults().keys()))
+            raise WrongNameError(f"{reason}; {STRATEGIES}" if "trainer.strategy" in reason else reason) from None
         except WrongNameError:
             raise
         except Exception as error:  # jsonargparse leaves some of what YAML and interpolation raise to the caller
@@ -252,12 +253,6 @@ class ZooCLI(LightningCLI):
             check_config_paths(self.config.as_dict(), self.source_run, args)
         use_public_names(self.config)
         check_values(self.config.as_dict())
-
-    def _explain_refusal(self, message: str, args: Any) -> str:
-        keys = list(self.parser.get_defaults().keys())
-        groups = {group: [key.split(".")[1] for key in keys if key.startswith(f"{group}.")] for group in GROUPS}
-        reason = explain_refusal(message, args, groups)
-        return f"{reason}; {STRATEGIES}" if "trainer.strategy" in reason else reason
 
     def before_instantiate_classes(self) -> None:
         """Decide on checkpoint and run folder before anything is built."""
