@@ -117,6 +117,17 @@ def error_line(result: subprocess.CompletedProcess[str]) -> str:
     return line
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files below a folder, by their paths in it."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def same_state(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    """Whether two modules have the same tensors, by the same names in the same order."""
+    first, second = one.state_dict(), other.state_dict()
+    return list(first) == list(second) and all(torch.equal(first[key], second[key]) for key in first)
+
+
 def bests(run: Path) -> dict[str, dict[str, str]]:
     """The best checkpoints that a run kept, by name."""
     return {path.name: fingerprint(path) for path in sorted(run.glob("best-*.ckpt"))}

@@ -5,7 +5,6 @@ from torch import nn
 from zoo.blocks.image import (
     check_divisible,
     check_levels,
-    checkpoint_block,
     classifier_free_guidance,
     multi_head_attention,
     pixel_attention,
@@ -38,12 +37,6 @@ def test_attention_to_equal_keys_is_the_mean_of_the_values():
 def test_doubling_repeats_pixels():
     x = torch.tensor([[[[1.0, 2.0]]]])
     assert upsample_nearest(x).tolist() == [[[[1.0, 1.0, 2.0, 2.0]] * 2]]
-
-
-def test_checkpointing_changes_no_gradient():
-    x = torch.randn(3, requires_grad=True)
-    gradients = [torch.autograd.grad(checkpoint_block(on, torch.exp, x).sum(), x)[0] for on in (True, False)]
-    assert torch.equal(*gradients)
 
 
 def test_what_cannot_be_is_refused():

@@ -1,3 +1,4 @@
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,14 +15,11 @@ from zoo.runs.checkpoints import save_checkpoint
 from zoo.runs.init_from import init_from
 
 DIM, ENV = 16, Darkroom(3, 4)
+ADAM = partial(torch.optim.Adam, lr=1e-2)
 DECODERS = {
     "tokens": lambda n: ReconstructionDecoder(DIM, 1, 2, dropout=0.0, max_tokens=n),
     "fields": lambda n: FieldDecoder(DIM, 3, positions=4, heads=2, dropout=0.0, max_tokens=n),
 }
-
-
-def adam(parameters: object) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, 1e-2)
 
 
 def build_policy(decoder: str = "tokens", linear: bool = False, max_tokens: int = 16, seed: int = 0) -> InContextPolicy:
@@ -33,7 +31,7 @@ def build_policy(decoder: str = "tokens", linear: bool = False, max_tokens: int 
 
 
 def build(policy: InContextPolicy, **kwargs: object) -> PretrainTask:
-    task = PretrainTask(policy, ENV, adam, **kwargs)
+    task = PretrainTask(policy, ENV, ADAM, **kwargs)
     task.log_terms = lambda *args, **kwargs: None
     return task
 
@@ -91,12 +89,12 @@ def test_distillation_begins_with_it(tmp_path: Path) -> None:
     pretrained = build(build_policy())
     path = tmp_path / "step_00000001.ckpt"
     save_checkpoint({"state_dict": pretrained.state_dict()}, path)
-    task = DistillationTask(build_policy(seed=1), ENV, adam, recon_weight=0.5)
+    task = DistillationTask(build_policy(seed=1), ENV, ADAM, recon_weight=0.5)
     report = init_from(task, path)["policy"]
     assert set(report) == {"matched"}
     for part in ("compressor", "decoder", "embedding.context"):
         actual, reference = (each.policy.get_submodule(part).state_dict() for each in (task, pretrained))
         assert all(torch.equal(actual[key], reference[key]) for key in reference)
     assert not any(not parameter.requires_grad for parameter in task.parameters())
-    longer = DistillationTask(build_policy(max_tokens=32), ENV, adam, recon_weight=0.5)
+    longer = DistillationTask(build_policy(max_tokens=32), ENV, ADAM, recon_weight=0.5)
     assert init_from(longer, path)["policy"]["mismatched"] == 1  # the decoder's table of positions

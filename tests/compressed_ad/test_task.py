@@ -1,3 +1,4 @@
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -21,10 +22,7 @@ def build_policy(mask: str = "causal", decoder: bool = True, compressed: bool = 
 
 
 def build(net: InContextPolicy | None = None, **kwargs: object) -> DistillationTask:
-    def adam(parameters: object) -> torch.optim.Optimizer:
-        return torch.optim.Adam(parameters, 3e-3)
-
-    task = DistillationTask(net or build_policy(), ENV, adam, **kwargs)
+    task = DistillationTask(net or build_policy(), ENV, partial(torch.optim.Adam, lr=3e-3), **kwargs)
     task.logged = {}
     task.log_terms = lambda stage, terms, batch_size: task.logged.update(terms)
     task._trainer = SimpleNamespace(datamodule=None, global_step=0, callbacks=[], strategy=None)

@@ -1,11 +1,11 @@
-"""Tables of names, sizes and settings, and the engine over them, with a project made up for the purpose."""
+"""Tables of names, sizes and settings, with a project made up for the purpose; the engine is tested by its systems."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from zoo.convert.engine import NO_TRAINING, ConvertedModel, Converter, OriginalFile
+from zoo.convert.engine import OriginalFile
 from zoo.convert.network_description import component, count_blocks, fill_description, has_tensor, setting, size_of_axis
 from zoo.convert.settings import SettingsReader
 from zoo.convert.tensor_names import (
@@ -93,45 +93,3 @@ def test_settings_are_taken():
     ):
         with pytest.raises(ValueError, match=message):
             read()
-
-
-class Toy(Converter[OriginalFile]):
-    system, task, inference, part = "flow", "zoo.flow.FlowTask", "zoo.flow.Sampler", "net"
-    formats = "known are toys"
-
-    def parse_content(self, content, path):
-        if "toy" not in content:
-            raise self._unknown(path, content)
-        return OriginalFile("toy", content["toy"], {"depth": 1})
-
-    def _spec(self, original, path, **options):
-        return fill_description(
-            component("zoo.flow.ToyNet", dim=size_of_axis("net.0.fc.weight", 1), widths=[4]), original, path
-        )
-
-    def to_zoo(self, original, source, is_checkpoint):
-        notes = original.notes_on_defaults({"depth": 1, "width": 2})
-        return ConvertedModel({"net": self._spec(original, source)}, {"net": self.build(original, source)}, notes=notes)
-
-    def to_original(self, module, path):
-        torch.save({"toy": module.state_dict()}, path)
-
-
-def test_the_engine_converts_there_and_back(tmp_path: Path):
-    from zoo.flow.nets.mlp import ToyNet
-
-    toy, net = Toy(), ToyNet(2, (4,))
-    assert toy.convert(net, tmp_path / "a.pt")["tensors"] == len(net.state_dict())
-    assert toy.is_original(tmp_path / "a.pt") and not toy.is_original(tmp_path / "b.pt")
-    assert toy.describe(tmp_path / "a.pt")["format"] == "toy"
-    assert set(toy.original_state(tmp_path / "a.pt")) == {f"net.{key}" for key in net.state_dict()}
-    report = toy.convert(tmp_path / "a.pt", tmp_path / "ours.ckpt")
-    assert list(report) == ["system", "source", "target", "tensors", "notes"]
-    assert report["notes"] == ["width is not in the file: 2 assumed", NO_TRAINING]
-    assert not toy.is_original(tmp_path / "ours.ckpt")
-    toy.convert(tmp_path / "ours.ckpt", tmp_path / "back.pt")
-    before, after = (torch.load(tmp_path / name, weights_only=True)["toy"] for name in ("a.pt", "back.pt"))
-    assert list(before) == list(after) and all(torch.equal(before[key], after[key]) for key in before)
-    torch.save({"other": 1}, tmp_path / "other.pt")
-    with pytest.raises(ValueError, match=r"other\.pt: unknown layout with keys other; known are toys"):
-        toy.describe(tmp_path / "other.pt")

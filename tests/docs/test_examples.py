@@ -14,15 +14,15 @@ SMALL = "--trainer.max_steps 2 --trainer.limit_val_batches 1"
 LION = "--allow-import own_optimizer --model.optimizer own_optimizer.Lion --model.optimizer.lr 1e-4"
 SQUARES = "--allow-import own_dataset --data own_dataset.SquareData --model.net.num_classes 2"
 SQUARES += " --model.net.in_channels 1 --model.net.image_resolution 8"
-OWN = "--allow-import own_system"
+SYSTEM = "--allow-import own_system"
 COMMANDS = {
     "own_loop.py": ["own_loop.py --steps 2"],
     "plain_trainer.py": ["plain_trainer.py --steps 2"],
     "own_optimizer.py": [f"-m zoo fit flow/smoke {LION} {SMALL}"],
     "own_dataset.py": [f"-m zoo fit flow/smoke {SQUARES} {SMALL}"],
     "own_system.py": [
-        f"-m zoo fit own_system.yaml {OWN} --trainer.default_root_dir run",
-        f"-m zoo predict --ckpt_path run {OWN} --input in.wav --output out",
+        f"-m zoo fit own_system.yaml {SYSTEM} --trainer.default_root_dir run",
+        f"-m zoo predict --ckpt_path run {SYSTEM} --input in.wav --output out",
     ],
 }
 

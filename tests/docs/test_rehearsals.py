@@ -74,9 +74,9 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("system", REHEARSALS)
 def test_own_data_and_fine_tuning(system: str, folder: Path) -> None:
-    own, tune = REHEARSALS[system]
+    train, tune = REHEARSALS[system]
     path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
-    for command in [*own, *tune]:
+    for command in [*train, *tune]:
         words = shlex.split(f"{command} {SHORT}" if command.startswith("zoo fit") else command)
         result = subprocess.run(
             ["env", "-i", f"PATH={path}", f"HOME={folder}", "LANG=C.UTF-8", *words],

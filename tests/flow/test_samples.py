@@ -1,5 +1,6 @@
 """What a run shows at its validations."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,8 @@ from zoo.flow.process.paths import ConditionalOT
 from zoo.training.callbacks.rng import RNGState
 from zoo.training.callbacks.samples import Samples
 
+ADAM = partial(torch.optim.Adam, lr=1e-3)
 PICTURES = ["val_samples.png", "val_trajectory.png"]
-
-
-def adam(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, 1e-3)
 
 
 def images(classes: int = 10, size: int = 8, channels: int = 1, **options: Any) -> FlowTask:
@@ -29,7 +27,7 @@ def images(classes: int = 10, size: int = 8, channels: int = 1, **options: Any) 
     net = UNet(size, channels, 8, (1, 2), (1,), 1, 0.0, classes)
     drop = 0.1 if classes else 0.0
     return FlowTask(
-        net, ConditionalOT(), UniformTimes(), adam, label_drop=drop, solver=Solver("euler", 3), chunk=4, **options
+        net, ConditionalOT(), UniformTimes(), ADAM, label_drop=drop, solver=Solver("euler", 3), chunk=4, **options
     )
 
 
@@ -77,7 +75,7 @@ def test_without_classes_in_odd_colours_and_more_items_than_data(tmp_path: Path)
 
 def points(**options: Any) -> FlowTask:
     net = ToyNet(widths=(8,))
-    return FlowTask(net, ConditionalOT(), UniformTimes(), adam, label_drop=0.0, solver=Solver("euler", 2), **options)
+    return FlowTask(net, ConditionalOT(), UniformTimes(), ADAM, label_drop=0.0, solver=Solver("euler", 2), **options)
 
 
 def test_points_over_the_data(tmp_path: Path) -> None:

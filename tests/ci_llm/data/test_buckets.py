@@ -48,17 +48,3 @@ def test_agents_have_separate_orders():
     assert padding_share(LENGTHS, separate) < 0.12
     fewer = epoch(TextBatches(LENGTHS, batch_size=4, agents=2, agent_data="shuffled", drop_last=False))
     assert [batch[:8] for batch in separate] == fewer
-
-
-@pytest.mark.parametrize(
-    ("lengths", "settings", "message"),
-    [
-        (LENGTHS, {}, "give one of"),
-        ([5, 6], {"batch_size": 3}, "do not fill one batch"),
-        (LENGTHS, {"batch_size": 2, "agent_data": "other"}, "agent_data"),
-        ([300], {"token_budget": 500, "agents": 2}, "token_budget is 500, .* needs 600"),
-    ],
-)
-def test_refused(lengths, settings, message):
-    with pytest.raises(ValueError, match=message):
-        TextBatches(lengths, **settings)

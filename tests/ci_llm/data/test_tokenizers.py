@@ -38,10 +38,3 @@ def test_saved_and_read(tmp_path):
         assert (read.prefix, read.eos_id, read.pad_id) == (saved.prefix, saved.eos_id, saved.pad_id)
         assert read.fingerprint() == saved.fingerprint() and read.is_frozen
         assert pickle.loads(pickle.dumps(read)).encode(TEXT) == read.encode(TEXT)
-
-
-def test_refused(tmp_path):
-    with pytest.raises(ValueError, match="at least 259"):
-        BpeTokenizer(vocab_size=100)
-    with pytest.raises(FileNotFoundError, match="no tokenizer in"):
-        PretrainedTokenizer(str(tmp_path)).encode("a")

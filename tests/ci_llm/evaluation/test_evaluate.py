@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.ci_llm.crowd_parts import byte_crowd
+from tests.harness import contents
 from zoo.ci_llm import Arithmetic, ByteTokenizer, Crowd
 from zoo.ci_llm.data.arithmetic import Split
 from zoo.ci_llm.data.text_files import Example, TextFormat
@@ -51,10 +52,6 @@ def run(output: Path, made: TrainedCrowd | None = None, held_out: int = 4, **cha
     validation = examples("val", held_out) if held_out else None
     arguments: dict[str, Any] = {"settings": SETTINGS, "batch_size": 2, "progress": False, **changes}
     return evaluate_crowd(made or trained(), examples("test", 5), validation, output, **arguments)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def read_items(folder: Path) -> list[dict[str, Any]]:

@@ -108,5 +108,5 @@ def test_generation(adapter, net, caplog):
 
 
 def test_the_runs_own_dirichlet_is_that_of_its_name(adapter, net):
-    own = Dirichlet(0.5)
-    assert adapter.CrowdLM(net, TOKENIZER, "dirichlet", aggregator=own).rule is own
+    learned = Dirichlet(0.5)
+    assert adapter.CrowdLM(net, TOKENIZER, "dirichlet", aggregator=learned).rule is learned

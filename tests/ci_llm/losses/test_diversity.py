@@ -42,19 +42,6 @@ def test_strategies_select_positions(strategy, side):
     torch.testing.assert_close(separate[2], points[2])
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: text_representations(values(), MASKS["right"], None, "answer_mean"), "needs labels"),
-        (lambda: text_representations(values(), MASKS["right"], None, "middle"), "strategy is one of last_token"),
-        (lambda: Diversity(weight=-1), "weight is at least 0"),
-    ],
-)  # fmt: skip
-def test_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 def test_normalised_points_have_length_one():
     points = Diversity(normalize=True).represent(values(), MASKS["right"])
     torch.testing.assert_close(points.norm(dim=-1), torch.ones(3, 2))

@@ -1,15 +1,12 @@
 """Agents: first weights, names, masks, and targets that do not exist."""
 
-import copy
 import math
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from tests.ci_llm.crowd_parts import batch, crowd
-from zoo.ci_llm.nets.agents import Agents
 
 
 def layer_of(net, name="model.layers.0.self_attn.q_proj") -> nn.Module:
@@ -39,45 +36,6 @@ def test_lora_begins_as_the_backbone_and_normal_does_not():
     assert first.std().item() == pytest.approx(1 / math.sqrt(3 * 32), rel=0.1)
     std = torch.cat([value.flatten() for value in crowd(std=0.02).agents.adapter(0).values()]).std()
     assert std.item() == pytest.approx(0.02, rel=0.05)
-
-
-@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")  # PEFT finds it out
-@pytest.mark.parametrize(("name", "targets"), [("llama", ("q_proj", "down_proj")), ("gpt2", ("c_attn", "c_proj"))])
-def test_names_are_pefts(name, targets):
-    net = crowd(name, targets=targets)
-    config = LoraConfig(r=4, lora_alpha=8, target_modules=list(targets), task_type="CAUSAL_LM")
-    peft = get_peft_model(copy.deepcopy(net.backbone.model), config)
-    shapes = {key.replace(".default.", "."): p.shape for key, p in peft.named_parameters() if "lora_" in key}
-    assert {key: value.shape for key, value in net.agents.adapter(1).items()} == shapes
-
-
-KEY = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: Agents(0), "count is"),
-        (lambda: Agents(1, dropout=1.0), "dropout is"),
-        (lambda: crowd(targets=("q_proj", "c_attn")), "have no c_attn; their linear layers are down_proj"),
-        (lambda: crowd(targets="q_proj"), r"have no q_proj;.* a regular expression .* whole names .* \[q_proj\]"),
-        (lambda: crowd(targets=()), "targets is empty"),
-        (lambda: crowd(top_layers=3), "has 2 blocks"),
-        (lambda: crowd().agents.attach(crowd().backbone), "already attached"),
-        (lambda: crowd().agents.adapter(-1), "agents 0 to 2"),
-        (lambda: load_changed(lambda w: {f"{k}.agent1" if k == KEY else k: v for k, v in w.items()}),
-         r"2 tensors .*missing .*unexpected .*agent1"),
-        (lambda: load_changed(lambda w: {**w, KEY: w[KEY][:2]}), r"is \(2, 32\), expected \(4, 32\)"),
-    ],
-)  # fmt: skip
-def test_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
-def load_changed(change):
-    agents = crowd().agents
-    agents.load_adapter(0, change(agents.adapter(0)))
 
 
 def test_dropconnect_masks_inside_the_graph():

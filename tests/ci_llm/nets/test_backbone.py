@@ -37,14 +37,3 @@ def test_bfloat16_keeps_float32_agents():
     losses(logits, labels).mean().backward()
     assert all(p.dtype == p.grad.dtype == torch.float32 and p.grad.any() for p in net.agents.parameters())
     torch.testing.assert_close(logits.float(), crowd()(ids, mask), atol=0.05, rtol=0.05)
-
-
-def test_no_source_and_no_model(tmp_path):
-    with pytest.raises(ValueError, match="give source"):
-        Backbone()
-    with pytest.raises(ValueError, match="model_type"):
-        Backbone(config={"hidden_size": 8})
-    with pytest.raises(FileNotFoundError, match="no folder"):
-        Backbone(source=str(tmp_path / "absent"))
-    with pytest.raises(FileNotFoundError, match=r"nor a run below it holds config\.json"):
-        Backbone(source=str(tmp_path))

@@ -10,6 +10,7 @@ import yaml
 
 import zoo
 from tests.compressed_ad.parts import policy
+from tests.harness import contents
 from zoo.compressed_ad import Agent, Darkroom
 from zoo.compressed_ad.data.history_writer import HistoryWriter
 from zoo.compressed_ad.evaluation import evaluate as module
@@ -57,10 +58,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def play(run: Path, output: Path, **changes: Any) -> dict[str, Any]:
     arguments: dict[str, Any] = {"episodes": 4, "seeds": 3, "chunk": 4, "gap": True, "progress": False}
     return evaluate(run, output, **{**arguments, **changes})
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_the_files_hold_what_the_agent_does(run: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import yaml
 from omegaconf import OmegaConf
 from torch import nn
 
+from tests.harness import same_state
 from zoo.common.build import build
 from zoo.common.configs import load_recipe
 from zoo.convert.engine import NO_TRAINING
@@ -38,17 +39,12 @@ def net() -> UNet:
     return lineage_net(**SIZES[0])
 
 
-def assert_equal_files(a: nn.Module, b: nn.Module) -> bool:
-    x, y = a.state_dict(), b.state_dict()
-    return list(x) == list(y) and all(torch.equal(x[key], y[key]) for key in x)
-
-
 @pytest.mark.parametrize("sizes", SIZES)
 def test_sizes_come_from_the_tensors(tmp_path, sizes):
     net = lineage_net(**sizes)
     torch.save(state_of(net), tmp_path / "flat.ckpt")
     again = from_original(tmp_path / "flat.ckpt", image_resolution=16)
-    assert assert_equal_files(net, again) and not again.training
+    assert same_state(net, again) and not again.training
     for name in ("channel_mult", "attention_levels", "res_blocks", "num_classes", "sample_shape"):
         assert getattr(again, name) == getattr(net, name), name
     x, t = torch.randn(2, *net.sample_shape), torch.rand(2)
@@ -59,7 +55,7 @@ def test_sizes_come_from_the_tensors(tmp_path, sizes):
 @pytest.mark.parametrize("prefix", ["module.network.", "module._orig_mod.network.", "network._orig_mod."])
 def test_wrapped_names(tmp_path, net, prefix):
     torch.save(state_of(net, prefix), tmp_path / "last.ckpt")
-    assert assert_equal_files(net, from_original(tmp_path / "last.ckpt"))
+    assert same_state(net, from_original(tmp_path / "last.ckpt"))
     facts = describe(tmp_path / "last.ckpt")
     assert facts["format"] == ("accelerate" if prefix.startswith("module.") else "state dict")
     assert set(original_state(tmp_path / "last.ckpt")) == {f"net.{key}" for key in net.state_dict()}
@@ -68,7 +64,7 @@ def test_wrapped_names(tmp_path, net, prefix):
 def test_perceptual_loss_is_left_out(tmp_path, net):
     state = state_of(net) | {"lpips_fn.net.slice1.0.weight": torch.zeros(2)}
     torch.save({"hparams": {}, "state_dict": state}, tmp_path / "student.ckpt")
-    assert assert_equal_files(net, from_original(tmp_path / "student.ckpt"))
+    assert same_state(net, from_original(tmp_path / "student.ckpt"))
     assert describe(tmp_path / "student.ckpt")["left out"] == "1 tensors of a perceptual loss"
 
 
@@ -85,24 +81,25 @@ def test_written_files_state_what_they_know(tmp_path, net):
     assert from_original(tmp_path / "a.pt").sample_shape == (3, 16, 16)
     toy = ToyNet(2, (8, 4), time_scale=1.0)
     assert convert(toy, tmp_path / "toy.pt")["tensors"] == len(toy.state_dict())
-    assert assert_equal_files(toy, from_original(tmp_path / "toy.pt"))
+    assert same_state(toy, from_original(tmp_path / "toy.pt"))
 
 
 def test_checkpoint_there_and_back(tmp_path, net):
     to_original(net, tmp_path / "a.pt", {"sigma_min": 0.01, "cfg_dropout": 0.2})
     facts = convert(tmp_path / "a.pt", tmp_path / "ours.ckpt")
-    assert facts["notes"] == [NO_TRAINING]
+    assert list(facts) == ["system", "source", "target", "tensors", "notes"] and facts["notes"] == [NO_TRAINING]
     checkpoint = load_checkpoint(tmp_path / "ours.ckpt")
     parts = checkpoint["zoo"]["components"]
     assert build(parts["path"]).sigma_min == 0.01
     actual = build(parts["net"])
     actual.load_state_dict({key.removeprefix("net."): value for key, value in checkpoint["state_dict"].items()})
-    assert assert_equal_files(actual, net)
+    assert same_state(actual, net)
     convert(tmp_path / "ours.ckpt", tmp_path / "back.pt")
     before, after = (torch.load(tmp_path / name, weights_only=True) for name in ("a.pt", "back.pt"))
     assert before["hparams"] == after["hparams"]
+    assert list(before["state_dict"]) == list(after["state_dict"])
     assert all(torch.equal(before["state_dict"][key], after["state_dict"][key]) for key in before["state_dict"])
-    assert not is_original(tmp_path / "ours.ckpt")
+    assert is_original(tmp_path / "a.pt") and not is_original(tmp_path / "ours.ckpt")
 
 
 def test_export_and_what_was_assumed(tmp_path, net):
@@ -239,7 +236,7 @@ def test_sit_is_read(tmp_path):
     for name, content in (("flat.pt", sit_state(net)), ("run.pt", {"model": {}, "ema": sit_state(net), "opt": {}})):
         torch.save(content, tmp_path / name)
         again = from_original(tmp_path / name)
-        assert assert_equal_files(net, again) and again.sample_shape == (4, 8, 8)
+        assert same_state(net, again) and again.sample_shape == (4, 8, 8)
         x, t, label = torch.randn(2, 4, 8, 8), torch.rand(2), torch.tensor([0, 5])
         assert torch.equal(net(x, t, label), again(x, t, label))
     report = convert(tmp_path / "run.pt", tmp_path / "ours.ckpt")

@@ -33,14 +33,6 @@ def test_folders_are_classes_in_sorted_order(tmp_path: Path, caplog: pytest.LogC
     assert (unlabelled.classes, unlabelled.labels) == ([], [0])
 
 
-def test_digits_are_scikit_learns() -> None:
-    result = image_sets.digits()
-    assert len(result.labels) == 1797 and result.classes == [str(k) for k in range(10)]
-    pixels = result.source.pixels(0, Framing(8, 1))
-    assert pixels.max() <= 255 and result.labels[0] == 1
-    assert set(image_sets.digits(5).counts().values()) == {5}
-
-
 @pytest.mark.parametrize("seed", [None, 0, 1])
 def test_held_out_items_are_as_many_of_each_class(seed: int | None) -> None:
     labels = [1 + (i % 3) for i in range(300)]

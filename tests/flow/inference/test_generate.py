@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from tests.harness import contents
 from zoo.cli.main import main
 from zoo.flow import ConditionalOT, Guidance, Sampler, Solver, ToyNet, UNet, VelocityNet
 from zoo.flow.inference.generate import generate as generate_folder
@@ -40,10 +41,6 @@ def generate(
     sampler: Sampler, output: Path, count: int = 500, labels: object = None, seed: int = 63, **options: Any
 ) -> Any:
     return generate_folder(sampler, output, GenerationRequest(count, seed, labels), progress=False, **options)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_requests_do_not_depend_on_the_count() -> None:

@@ -138,19 +138,3 @@ def test_rotary_attention_depends_on_offsets_only():
     torch.testing.assert_close(logits[:-1, :-1, :-1, :-1], logits[1:, 1:, 1:, 1:], atol=1e-4, rtol=1e-4)
     assert logits[0, 0].std() > 1e-3
     assert torch.equal(sine_table(2, 3, 8)[4], sine_table(5, 3, 8)[4])  # a cell keeps its place on a larger grid
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"image_resolution": 9}, "image_resolution 9 is no multiple of the patch, 2"),
-        ({"image_resolution": (8, 3)}, r"image_resolution \(8, 3\) is no multiple"),
-        ({"dim": 36, "heads": 2}, "dim is a multiple of four times the heads, which dim 36 and heads 2 are not"),
-        ({"size": "M"}, "size is one of S, B, L, XL, not 'M'"),
-        ({"positions": "learned"}, "positions is one of sincos, rope"),
-        ({"dropout": 2}, "dropout is 0 to 1"),
-    ],
-)
-def test_errors(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        small(**arguments)

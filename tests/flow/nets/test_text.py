@@ -37,13 +37,5 @@ def test_the_vector_is_the_mean_of_tokens_where_the_encoder_has_none() -> None:
     mean = result["tokens"][0, result["mask"][0]].mean(dim=0)
     torch.testing.assert_close(result["pooled"][0], mean, atol=1e-3, rtol=1e-3)
 
-
-def test_what_is_no_encoder_of_text_is_refused() -> None:
-    with pytest.raises(ValueError, match="whose encoder is not known by itself"):
-        FrozenText(config={"model_type": "bart"})
-    with pytest.raises(ValueError, match=r"source .* or config"):
-        FrozenText()
     with pytest.raises(ValueError, match="no prompt"):
         text().encode([])
-    with pytest.raises(FileNotFoundError, match="neither a local folder"):
-        FrozenText("./nowhere/at/all")

@@ -98,17 +98,3 @@ def test_initial_weights():
     assert original.middleblocks[0].attn.proj.weight.std().item() == pytest.approx((2 / 256) ** 0.5, rel=0.05)
     assert block.block1[-1].bias.abs().max() == 0
     assert actual.class_embedding.weight.std().item() == pytest.approx(1, abs=0.1)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"image_resolution": 9}, "image_resolution 9 is no multiple of 2"),
-        ({"attention_levels": (16,)}, "indices into channel_mult, 0 to 1, not resolutions"),
-        ({"channel_mult": ()}, "at least one level"),
-        ({"norm_groups": 5}, "16 channels cannot be normed in 5 groups"),
-    ],
-)
-def test_errors(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        small(**arguments)

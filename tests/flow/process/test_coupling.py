@@ -71,5 +71,3 @@ def test_pools_of_an_epoch():
 def test_errors():
     with pytest.raises(ValueError, match="as much noise as data, found 2 and 3"):
         match_pairs(torch.zeros(2, 1), torch.zeros(3, 1))
-    with pytest.raises(ValueError, match="pool is at least 1, not 0"):
-        PooledTransport(0)

@@ -34,5 +34,3 @@ def test_super_resolution_gives_the_enlarged_small_image() -> None:
     )
     with pytest.raises(ValueError, match="no multiple of the factor 4"):
         condition.from_training(torch.zeros(1, 1, 6, 6), [0])
-    with pytest.raises(ValueError, match="least <= most"):
-        Inpainting(0.8, 0.5)

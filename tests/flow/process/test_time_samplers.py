@@ -42,12 +42,3 @@ def test_shift_is_that_of_the_noise_level_and_composes():
     # a shift moves the mean of the logits, that of a logit-normal included
     moved = ts.ShiftedTimes(ts.LogitNormalTimes(0.5, 2.0), 3.0).quantile(u)
     torch.testing.assert_close(moved, ts.LogitNormalTimes(0.5 - math.log(3), 2.0).quantile(u))
-
-
-def test_draws_belong_to_the_item() -> None:
-    together, conditions = ts.sample_times(ts.UniformTimes(), 0.5, list(range(40)))
-    apart = [ts.sample_times(ts.UniformTimes(), 0.5, [seed]) for seed in range(40)]
-    assert together.tolist() == [float(t) for t, _ in apart] and conditions.tolist() == [
-        int(remaining) for _, remaining in apart
-    ]
-    assert 8 < int(conditions.sum()) < 32 and len(set(together.tolist())) == 40

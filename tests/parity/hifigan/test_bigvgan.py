@@ -256,6 +256,10 @@ def test_files_of_the_hub(case, tmp_path):
     for each in results:
         torch.testing.assert_close(each, results[0], rtol=0, atol=1e-5)
         torch.testing.assert_close(each, arrays(f"{case}/io.npz")["out0.f32"][0, 0], rtol=0, atol=1e-4)
+    torch.save(
+        {"generator": {key: value.half() for key, value in state.items()}}, tmp_path / "normed" / "bigvgan_generator.pt"
+    )
+    convert(tmp_path / "normed", tmp_path / "half_export")
     for change in (lambda taps: taps + 0.1, lambda taps: taps[..., 1:-1]):
         broken = state | {key: change(value) for key, value in state.items() if key.endswith("upsample.filter")}
         torch.save({"generator": broken}, tmp_path / "normed" / "bigvgan_generator.pt")

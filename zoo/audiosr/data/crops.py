@@ -123,7 +123,7 @@ class Crops(_Excerpts):
 
 @dataclass(eq=False)
 class ValidationGrid(_Excerpts):
-    """Every validation clip at every cut-off: the same crop, the first that is not silent, filter type and order.
+    """Every validation clip at every cut-off: in every run the same crop (the first not silent), filter and order.
 
     Rows have the number of the `item` besides.
     """

@@ -54,7 +54,11 @@ def to_original_names(state: Mapping[str, Tensor], net: nn.Module) -> State:
 def filters_match(filters: Mapping[str, Tensor]) -> bool:
     """Return whether the filters of a file are those of our activations."""
     expected = low_pass_filter()[None, None]
-    return all(each.shape == expected.shape and torch.allclose(each, expected, atol=1e-6) for each in filters.values())
+    return all(
+        each.shape == expected.shape
+        and torch.allclose(each.float(), expected, atol=max(1e-6, torch.finfo(each.dtype).eps))
+        for each in filters.values()
+    )
 
 
 def generator_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
