@@ -61,7 +61,8 @@ class AudioInference(Inference):
 
     def fields(self) -> tuple[InputField, ...]:
         """One recording."""
-        return (recording_field(),)
+        limit = f"at most {MAX_RECORDING_SECONDS:g} seconds; zoo predict takes files of any length and whole folders"
+        return (InputField("input", "Recording", "audio", allowed=files.AUDIO_SUFFIXES, help=limit),)
 
     def answer(self, values: Mapping[str, Any], folder: Path, progress: Progress) -> list[Output]:
         """Process the recording, see `answer_file`."""
@@ -147,12 +148,6 @@ class FeatureInference(AudioInference):
         stream = match_length(resample_blocks(mix_to_mono(blocks), sample_rate, self.layout.sample_rate), length)
         features = self.chunker.process(stream, length, self.compute)
         yield from match_length((piece[0] for piece in features), self._frames(samples, sample_rate))
-
-
-def recording_field() -> InputField:
-    """Describe the field of a system that takes one recording."""
-    limit = f"at most {MAX_RECORDING_SECONDS:g} seconds; zoo predict takes files of any length and whole folders"
-    return InputField("input", "Recording", "audio", allowed=files.AUDIO_SUFFIXES, help=limit)
 
 
 def answer_file(

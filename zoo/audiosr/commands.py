@@ -2,7 +2,7 @@
 
 COMMANDS = {
     "cache": (
-        "zoo.audiosr.evaluation.recipe_data:cache",
+        "zoo.audiosr.evaluation.evaluate:cache",
         "Decode a recipe's corpus into its memory-mapped cache before training; a killed call is resumed.",
     ),
     "evaluate": (

@@ -93,9 +93,8 @@ class LossMonitor(L.Callback):
         """Judge the loss; keep the window's gradients if this micro-batch must not add to them."""
         value = float(unscaled(trainer, loss)) * trainer.accumulate_grad_batches
         kind, stop = self.monitor.update(value, trainer.global_step, self.threshold, self.patience)
-        self.skipped = kind == "nonfinite"
-        self._trained += not self.skipped
-        if self.skipped:
+        self._trained += kind != "nonfinite"
+        if kind == "nonfinite":
             for parameter in filter(lambda each: each.requires_grad, pl_module.parameters()):
                 self._before.append((parameter, None if parameter.grad is None else parameter.grad.clone()))
             log.warning("the loss is %s: micro-batch left out", value)

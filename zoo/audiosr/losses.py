@@ -315,12 +315,11 @@ class Objective(nn.Module):
         output = self.net(concat(noisy, condition), times, full_audio).float()
         return output, self.diffusion.target(latent, noise, times), noisy, latent, times
 
-
-def replicate_objective(objective: Objective, device: torch.device) -> nn.Module:
-    """Replicate the objective on all GPUs of this process by `nn.DataParallel`; with fewer than two return it."""
-    count = torch.cuda.device_count() if device.type == "cuda" else 0
-    if count < 2:
-        log.warning("parallel: dp needs two GPUs and there are %d of them: training on %s alone", count, device)
-        return objective
-    first = device.index or 0
-    return nn.DataParallel(objective, device_ids=[first, *(index for index in range(count) if index != first)])
+    def replicate(self, device: torch.device) -> nn.Module:
+        """Replicate it on all GPUs of this process by `nn.DataParallel`; with fewer than two return it as it is."""
+        count = torch.cuda.device_count() if device.type == "cuda" else 0
+        if count < 2:
+            log.warning("parallel: dp needs two GPUs and there are %d of them: training on %s alone", count, device)
+            return self
+        first = device.index or 0
+        return nn.DataParallel(self, device_ids=[first, *(index for index in range(count) if index != first)])

@@ -33,11 +33,10 @@ def time_grid(steps: int, grid: Grid, total: int) -> list[int]:
         return [*reversed(range(1, total, total // steps)), 0]
     check_one_of(GRIDS, grid=grid)
     exponent = _DENSITY if grid == "dense" else 1.0
-    times: list[int] = []
+    times = [-1]
     for index in range(1, steps + 1):
-        time = round(total * (index / steps) ** exponent) - 1
-        times.append(max(time, times[-1] + 1) if times else max(time, 0))
-    return [*reversed(times), -1]
+        times.append(max(round(total * (index / steps) ** exponent) - 1, times[-1] + 1))
+    return times[::-1]
 
 
 class DDIM(Sampler):
@@ -112,7 +111,7 @@ class DPMSolver(Sampler):
 
 
 def conditional_predictor(
-    net: Denoiser, condition: Tensor, context: Tensor | None, scale: float, rescale: float
+    net: Denoiser, condition: Tensor, context: Tensor | None, scale: float, rescale: float = 0.0
 ) -> Predict:
     """Return the net's prediction under a condition, with guidance or without; a guided one is one call of two copies.
 

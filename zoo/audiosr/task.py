@@ -11,14 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.audiosr.diffusion import CosineDiffusion, Sampler, row_noise
-from zoo.audiosr.losses import (
-    DiffusionTerm,
-    Objective,
-    replicate_objective,
-    sample_step_noise,
-    validate_losses,
-    weighted_sum,
-)
+from zoo.audiosr.losses import DiffusionTerm, Objective, sample_step_noise, validate_losses, weighted_sum
 from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser
 from zoo.audiosr.nets.features import MelFeatures, crop_to_multiple
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
@@ -229,7 +222,7 @@ class DiffusionTask(SingleOptimizerTask):
                 self.net.latent_scale.copy_(self._measure_scale())
             log.info("latent_scale: %.5f", float(self.net.latent_scale))
         if self.parallel == "dp":
-            self._replicas = [replicate_objective(self._objective(), self.device)]
+            self._replicas = [self._objective().replicate(self.device)]
         if self.compile_modules and any(isinstance(each, nn.DataParallel) for each in self._replicas):
             log.warning("compile: replicas of DataParallel cannot share compiled code; training goes on without")
         elif self.compile_modules:
@@ -246,8 +239,7 @@ class DiffusionTask(SingleOptimizerTask):
         progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress
         number = progress.total.processed  # of the batches before this one, also while it moves to the device
         rank, world = self.trainer.global_rank, self.trainer.world_size
-        rows = len(batch["high"])
-        seeds = [item_seed(self.restore.seed, number, row * world + rank) for row in range(rows)]
+        seeds = [item_seed(self.restore.seed, number, row * world + rank) for row in range(len(batch["high"]))]
         noise = sample_step_noise(seeds, self._latent_shape(batch), self.diffusion.steps, self.condition.dropout)
         return {**batch, "step_noise": noise}
 
@@ -260,7 +252,7 @@ class DiffusionTask(SingleOptimizerTask):
         batch = self.prepare_training_batch(batch)
         noise, scale = batch["step_noise"], self.net.latent_scale
         high, low = self._mels(batch)
-        target, condition = self._moments(high), self._condition(low)
+        target, condition = self._moments(high), posterior_mean(self._moments(low))
         condition = torch.where(noise.keep_condition[:, None, None, None], condition, UNCONDITIONAL) * scale
         terms = self._compute_terms(
             sample_posterior(target, noise.posterior) * scale, condition, noise.times, noise.noise, noise.positions,
@@ -273,7 +265,7 @@ class DiffusionTask(SingleOptimizerTask):
         """Compute the terms at fixed diffusion steps of each item's own noise, and restore the first clips."""
         high, low = self._mels(batch)
         count, scale = len(high), self.net.latent_scale
-        latent, condition = posterior_mean(self._moments(high)) * scale, self._condition(low) * scale
+        latent, condition = (posterior_mean(self._moments(mel)) * scale for mel in (high, low))
         noise = self._evaluation_noise(batch, batch_idx)
         times = (torch.arange(VALIDATION_TIMES, device=high.device) + 0.5) / VALIDATION_TIMES * self.diffusion.steps
         full_audio = self._full_audio(high, low)
@@ -338,10 +330,6 @@ class DiffusionTask(SingleOptimizerTask):
     @torch.no_grad()
     def _moments(self, mel: Tensor) -> Tensor:
         return self.autoencoder.encode(mel).float()
-
-    def _condition(self, low: Tensor) -> Tensor:
-        """Latents of the inputs' log-mels in the autoencoder's scale."""
-        return posterior_mean(self._moments(low))
 
     def _full_audio(self, high: Tensor, low: Tensor) -> Tensor | None:
         """Input of the global encoder."""

@@ -51,6 +51,13 @@ class _Stage(ZooTask):
     def _mel(self, batch: Batch) -> Tensor:
         return crop_to_multiple(self.features(batch["high"]), self.autoencoder.factor)
 
+    def _reconstruct(self, batch: Batch) -> AutoencoderStep:
+        """Encode `high` (B, 1, T) at the features' rate, sample latents, decode."""
+        mel = self._mel(batch)
+        moments = self.autoencoder.encode(mel)
+        noise = torch.randn_like(posterior_mean(moments))
+        return AutoencoderStep(mel, self.autoencoder.decode(sample_posterior(moments, noise)), moments)
+
     def _terms(self, step: AutoencoderStep) -> dict[str, Tensor]:
         return {name: term(step) for name, term in self.losses.items()}
 
@@ -102,12 +109,11 @@ class AutoencoderTask(_Stage, SingleOptimizerTask):
         self._prepare(autoencoder, features, losses, media_items=media_items, chunk_seconds=chunk_seconds)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Encode `high` (B, 1, T) at the features' rate, sample latents, decode."""
-        mel = self._mel(batch)
-        decoded, moments = reconstruct(self.autoencoder, mel)
-        terms = self._terms(AutoencoderStep(mel, decoded, moments))
+        """Reconstruct `high` (B, 1, T) from sampled latents."""
+        step = self._reconstruct(batch)
+        terms = self._terms(step)
         loss = weighted_sum(terms, self.losses)
-        self.log_terms("train", {"loss": loss, **terms}, batch_size=len(mel))
+        self.log_terms("train", {"loss": loss, **terms}, batch_size=len(step.mel))
         return loss
 
 
@@ -157,18 +163,11 @@ class AdversarialAutoencoderTask(_Stage, GANTask):
         Returns:
             Decoded and true log-mels (B, 1, F, n_mels).
         """
-        mel = self._mel(batch)
-        decoded, batch["moments"] = reconstruct(self.autoencoder, mel)
-        return decoded, mel
+        step = self._reconstruct(batch)
+        batch["moments"] = step.moments
+        return step.decoded, step.mel
 
     def reconstruction(self, fake: Tensor, real: Tensor, batch: Batch) -> dict[str, Tensor]:
         """The terms by their names in `loss_weights`."""
         terms = self._terms(AutoencoderStep(real, fake, batch["moments"]))
         return {f"g/{name}": value for name, value in terms.items()}
-
-
-def reconstruct(autoencoder: AutoencoderKL, mel: Tensor) -> tuple[Tensor, Tensor]:
-    """Decode a sample of the latents of log-mels (B, 1, F, n_mels); returns the moments too."""
-    moments = autoencoder.encode(mel)
-    noise = torch.randn_like(posterior_mean(moments))
-    return autoencoder.decode(sample_posterior(moments, noise)), moments

@@ -18,6 +18,7 @@ from zoo.audiosr.nets.frozen import FrozenAutoencoder
 from zoo.audiosr.options import DEFAULT_RESTORE, RestoreOptions
 from zoo.audiosr.samplers import DDIM, conditional_predictor, time_grid
 from zoo.audiosr.task import DEFAULT_CONDITION, Batch, ConditionOptions, DiffusionTask
+from zoo.blocks.autoencoder import posterior_mean
 from zoo.common.build import check_state_dict
 from zoo.common.checks import check_at_least, check_within
 from zoo.runs.frozen_net import FrozenNet
@@ -66,7 +67,7 @@ class Distillation(Objective):
         teacher: frozen.
         times: t_0 to t_N (N + 1,) int64, like `rotations` of `grid_rotations`.
         rotations: cosines and sines of the three angles (N, 3, 2).
-        scale: of the teacher's guidance, like `rescale` as of `zoo.blocks.image.classifier_free_guidance`.
+        scale: of the teacher's guidance, see `zoo.blocks.image.classifier_free_guidance`.
 
     Source: Heek et al., "Multistep Consistency Models" (2024), algorithm 1; Song et al., "Consistency Models" (2023),
     algorithm 2, with the student itself for the averaged one as in Song and Dhariwal (2024), section 3.2; v and its
@@ -77,10 +78,10 @@ class Distillation(Objective):
     times: Tensor
 
     def __init__(
-        self, base: Objective, teacher: FrozenDenoiser, times: Tensor, rotations: Tensor, scale: float, rescale: float
+        self, base: Objective, teacher: FrozenDenoiser, times: Tensor, rotations: Tensor, scale: float
     ) -> None:
         super().__init__(base.net, base.diffusion, base.losses, base.autoencoder, base.features, base.vocoder)
-        self.teacher, self.scale, self.rescale = teacher, scale, rescale
+        self.teacher, self.scale = teacher, scale
         self.register_buffer("times", times, persistent=False)
         self.register_buffer("rotations", rotations, persistent=False)
 
@@ -97,7 +98,7 @@ class Distillation(Objective):
             step, rest, both = self.rotations[index].unbind(1)
             teacher = self.teacher.net
             teacher_context = teacher.encode_clip(full_audio)
-            predict = conditional_predictor(teacher, condition, teacher_context, self.scale, self.rescale)
+            predict = conditional_predictor(teacher, condition, teacher_context, self.scale)
             next_noisy = _rotate(noisy, predict(noisy, times), step)
             context = None if context is None else context.detach()
             student = self.net(concat(next_noisy, condition), following, context=context).float()
@@ -149,7 +150,6 @@ class DistillationTask(DiffusionTask):
         teacher_steps: of DDIM, whose result is learned; a multiple of `steps`. More are nearer to the teacher's path
             and take longer to learn.
         teacher_guidance: scale of the guidance that is learned.
-        teacher_rescale: its `guidance_rescale`, likewise learned.
         condition: as of `DiffusionTask`; conditions are never dropped.
         restore: options of inference; `guidance_scale` must be 1, and its sampler is `steps` steps of DDIM when null.
     """
@@ -170,14 +170,12 @@ class DistillationTask(DiffusionTask):
         steps: int = 4,
         teacher_steps: int = 60,
         teacher_guidance: float = 1.0,
-        teacher_rescale: float = 0.0,
         condition: ConditionOptions = DEFAULT_CONDITION,
         restore: RestoreOptions = DEFAULT_RESTORE,
         **kwargs: Any,
     ) -> None:
         _check_teacher(net, autoencoder, diffusion, teacher, restore.guidance_scale)
         check_at_least(0, teacher_guidance=teacher_guidance)
-        check_within(0, 1, teacher_rescale=teacher_rescale)
         self._default_sampler = restore.sampler is None
         restore = replace(restore, sampler=restore.sampler or DDIM(steps))
         super().__init__(
@@ -187,7 +185,7 @@ class DistillationTask(DiffusionTask):
         net.load_state_dict(teacher.net.state_dict())
         self.teacher = teacher
         self.steps, self.teacher_steps = steps, teacher_steps
-        self.guidance = (teacher_guidance, teacher_rescale)
+        self.teacher_guidance = teacher_guidance
         tables = grid_rotations(diffusion, teacher_steps, steps)
         for name, table in zip(("times", "rotations"), tables, strict=True):
             self.register_buffer(name, table, persistent=False)
@@ -208,21 +206,21 @@ class DistillationTask(DiffusionTask):
         if batch_idx >= max(self.restore_items, 1):
             return values, count
         high, low = self._mels(batch)
-        condition = self._condition(low) * self.net.latent_scale
+        condition = posterior_mean(self._moments(low)) * self.net.latent_scale
         noise = self._evaluation_noise(batch, batch_idx)
         assert self.validation_sampler is not None  # that of restore, which the constructor sets
         latents = []
         for net, sampler, guidance in (
-            (self.net, self.validation_sampler, (1.0, 0.0)),
-            (self.teacher.net, DDIM(self.teacher_steps), self.guidance),
+            (self.net, self.validation_sampler, 1.0),
+            (self.teacher.net, DDIM(self.teacher_steps), self.teacher_guidance),
         ):
             context = net.encode_clip(self._full_audio(high, low))
-            predict = conditional_predictor(net, condition, context, *guidance)
+            predict = conditional_predictor(net, condition, context, guidance)
             latents.append(sampler.sample(predict, noise, self.diffusion))
         return {**values, "teacher_mse": (latents[0] - latents[1]).square().mean()}, count
 
     def _objective(self) -> Objective:
-        return Distillation(super()._objective(), self.teacher, self.times, self.rotations, *self.guidance)
+        return Distillation(super()._objective(), self.teacher, self.times, self.rotations, self.teacher_guidance)
 
 
 def _check_teacher(

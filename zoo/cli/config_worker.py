@@ -123,10 +123,8 @@ def _literals(annotation: Any) -> list[Any]:
     options = typing.get_args(annotation)
     if typing.get_origin(annotation) is typing.Literal:
         return list(options)
-    if len(options) == 2 and type(None) in options:
-        literals = _literals(options[0] if options[1] is type(None) else options[1])
-        return [*literals, None] if literals else []
-    return []
+    literals = [value for option in options for value in _literals(option)]
+    return [*literals, None] if literals and len(options) == 2 and type(None) in options else []
 
 
 if __name__ == "__main__":

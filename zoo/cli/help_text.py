@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 TRAINER_COMMANDS = {
     "fit": "train a recipe, or resume a run: fit RECIPE | fit --ckpt_path last|RUN|FILE",
@@ -44,7 +44,7 @@ def short_help(command: str) -> str:
     return "\n".join([*lines, "Options change both.", "", *align_rows(OPTIONS[command])])
 
 
-def align_rows(rows: list[tuple[str, str]] | tuple[tuple[str, str], ...]) -> list[str]:
+def align_rows(rows: Sequence[tuple[str, str]]) -> list[str]:
     """Write names and what they mean in two columns."""
     width = max((len(name) for name, _ in rows), default=0) + 2
     return [f"  {name:<{width}}{about}".rstrip() for name, about in rows]

@@ -57,7 +57,6 @@ class TerminalHandler(logging.StreamHandler[TextIO]):
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
-        self.setFormatter(logging.Formatter("%(message)s"))
 
     @property
     def stream(self) -> TextIO:  # type: ignore[override]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-import traceback
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace, set_dumper, set_loader, set_parsing_settings
 
-from zoo.cli.recipes import CLASS_KEYS, WrongNameError, nearest_names, read_files, shorten_list, split_arguments
+from zoo.cli.recipes import CLASS_KEYS, nearest_names, read_files, shorten_list, split_arguments
 from zoo.common import registry
 from zoo.common.configs import dump_yaml, load_yaml, restrict_resolvers
 from zoo.common.foreign_files import iterate_keys
@@ -90,21 +89,6 @@ def use_public_names(config: Any) -> None:
         use_public_names(value)
 
 
-def explain_build(error: Exception) -> Exception:
-    """Turn what went wrong while a config's objects were built into one line that names the class.
-
-    A missing file or package keeps its error. (jsonargparse wraps what a constructor says in pages about types.)
-    """
-    cause = error.__cause__ if isinstance(error, ValueError) and isinstance(error.__cause__, Exception) else error
-    if isinstance(cause, OSError | ImportError):
-        return cause
-    frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__) if frame.f_code.co_name == "__init__"]
-    names = [registry.public_name(type(frame.f_locals.get("self"))) for frame in frames]
-    owner = next((name for name in reversed(names) if registry.defining_module(name) is not None), "the config")
-    reason = str(cause) if isinstance(cause, ValueError) else f"{type(cause).__name__}: {cause}"
-    return WrongNameError(f"{owner}: {reason}")
-
-
 class _Entry(NamedTuple):
     """A key with its value as a file or an option writes it; the origin is "recipe.yaml: ", or "" for an option."""
 
@@ -131,9 +115,13 @@ def explain_refusal(message: str, args: Sequence[str], known: Collection[str]) -
             node = {name: node}
         entries += [_Entry("", key, each) for key, each in iterate_keys(node)]
     if match := _NOT_ALLOWED.search(message):
+        try:
+            reason = f"{registry.public_name(registry.get_class(match[1]))} does not fit here"
+        except ValueError as error:
+            reason = str(error)
         for entry in entries:
             if entry.value == match[1]:
-                return f"{entry.origin}{entry.key}: {_explain_class(match[1])}"
+                return f"{entry.origin}{entry.key}: {reason}"
     if match := _UNKNOWN_KEY.search(message):
         path = f".{next(filter(None, match.groups()))}".replace(".init_args", "")
         paths = [entry.path for entry in entries if f".{entry.path}".endswith(path)]
@@ -147,13 +135,6 @@ def explain_refusal(message: str, args: Sequence[str], known: Collection[str]) -
         if len({entry.path for entry in matches}) == 1:  # the last one won
             return f"{matches[-1].origin}{matches[-1].key}: {match[2]}"
     return _simplify(message)
-
-
-def _explain_class(name: str) -> str:
-    try:
-        return f"{registry.public_name(registry.get_class(name))} does not fit here"
-    except ValueError as error:
-        return str(error)
 
 
 def _explain_key(entry: _Entry, entries: Sequence[_Entry], known: Collection[str]) -> str:

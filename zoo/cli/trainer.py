@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,16 +22,9 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from zoo import __version__
 from zoo.cli.log_filters import configure_logging, filter_warnings
-from zoo.cli.parser import (
-    PARSER_MODE,
-    OneLineParser,
-    RefusedError,
-    explain_build,
-    explain_refusal,
-    restrict_imports,
-    use_public_names,
-)
+from zoo.cli.parser import PARSER_MODE, OneLineParser, RefusedError, explain_refusal, restrict_imports, use_public_names
 from zoo.cli.recipes import TOP_LEVEL, WrongNameError, compose_arguments, config_files, take_option
+from zoo.common import registry
 from zoo.common.atomic_files import LOCK_NAME, delete_path, write_atomic
 from zoo.common.configs import check_config_paths
 from zoo.common.foreign_files import iterate_keys
@@ -146,6 +140,21 @@ def check_values(config: Mapping[str, Any]) -> None:
         raise WrongNameError(f"seed_everything is {seed}; expected 0 to {2**32 - 1}")
 
 
+def explain_build(error: Exception) -> Exception:
+    """Turn what went wrong while a config's objects were built into one line that names the class.
+
+    A missing file or package keeps its error. (jsonargparse wraps what a constructor says in pages about types.)
+    """
+    cause = error.__cause__ if isinstance(error, ValueError) and isinstance(error.__cause__, Exception) else error
+    if isinstance(cause, OSError | ImportError):
+        return cause
+    frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__) if frame.f_code.co_name == "__init__"]
+    names = [registry.public_name(type(frame.f_locals.get("self"))) for frame in frames]
+    owner = next((name for name in reversed(names) if registry.defining_module(name) is not None), "the config")
+    reason = str(cause) if isinstance(cause, ValueError) else f"{type(cause).__name__}: {cause}"
+    return WrongNameError(f"{owner}: {reason}")
+
+
 class ConfigFile(L.Callback):
     """Writes the resolved config of a fit, which `read_config` returns as YAML, into its run folder.
 
@@ -154,7 +163,6 @@ class ConfigFile(L.Callback):
 
     def __init__(self, read_config: Callable[[], str]) -> None:
         self._read_config = read_config
-        self._is_pending = False
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the config of a new run."""
@@ -245,8 +253,6 @@ class ZooCLI(LightningCLI):
         except RefusedError as error:
             reason = explain_refusal(error.details, args, list(parser.get_defaults().keys()))
             raise WrongNameError(f"{reason}; {STRATEGIES}" if "trainer.strategy" in reason else reason) from None
-        except WrongNameError:
-            raise
         except Exception as error:  # jsonargparse leaves some of what YAML and interpolation raise to the caller
             raise WrongNameError(str(error) or type(error).__name__) from error
         if self.source_run is not None:
@@ -356,10 +362,9 @@ def fit(cli: ZooCLI) -> None:
     """Train, from a checkpoint, from given weights or from the start."""
     done = parse_step(cli.checkpoint) if cli.checkpoint is not None and cli.checkpoint.parent == cli.folder else 0
     resumed = None if cli.checkpoint is None else str(cli.checkpoint)
-    if resumed is None:
-        cli.csv.trim(-1)  # a run that was killed before its first checkpoint left some rows
     with print_summary(cli.trainer, max(done, 0), cli.config["terminal.metrics"]):
         if resumed is None:
+            cli.csv.trim(-1)  # a run that was killed before its first checkpoint left some rows
             start_from_weights(cli)
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=resumed, weights_only=True)
 

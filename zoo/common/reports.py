@@ -137,12 +137,12 @@ def terminal_table(
     return table
 
 
-def print_table(table: Table) -> None:
-    """Print a table as wide as the terminal; wider where none cuts it."""
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], **options: Any) -> None:
+    """Print a table, see `terminal_table`, as wide as the terminal; wider where none cuts it."""
     from rich.console import Console
 
     is_file = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    Console(width=200 if is_file else None, highlight=False).print(table)
+    Console(width=200 if is_file else None, highlight=False).print(terminal_table(columns, rows, **options))
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -19,7 +19,7 @@ from zoo.cli.log_filters import filter_warnings
 from zoo.common.checks import check_at_least, check_within
 from zoo.common.environment import free_memory_bytes, peak_memory_bytes
 from zoo.common.registry import allow_packages, allowed_packages
-from zoo.common.reports import print_table, terminal_table
+from zoo.common.reports import print_table
 from zoo.training import errors
 from zoo.training.callbacks.loggers import RunInfoLogger
 from zoo.training.step_cost import StepCost
@@ -166,7 +166,7 @@ def _print_result(trials: dict[int, BatchTrial], recipe: BatchTrial, largest: in
         for size, each in sorted(trials.items())
     ]
     unit = "tokens" if recipe.key == "token_budget" else "items"
-    print_table(terminal_table([recipe.key, "peak memory", f"{unit} per s", ""], rows, left=[""]))
+    print_table([recipe.key, "peak memory", f"{unit} per s", ""], rows, left=[""])
     print(f"largest that trains within {recipe.memory / GIB:.2f} GiB: {largest}")
     if largest != recipe.size:
         print(f"the recipe's rates are for {recipe.key} {recipe.size}: `zoo find-lr` with the new one, or lr_scaling")

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from zoo.cli.build_run import train, trial
 from zoo.common.checks import check_above, check_at_least, check_positive
 from zoo.common.locks import lock_folder
-from zoo.common.reports import new_figure, print_table, terminal_table, write_report
+from zoo.common.reports import new_figure, print_table, write_report
 from zoo.runs.run_folder import RUNS_ROOT
 from zoo.training.gan import GANTask
 
@@ -224,5 +224,5 @@ def _print_rates(test: LrRangeTest, suggestion: tuple[float, float] | None) -> N
         rows.append((name, f"{test.rates[name]:.2g}", steepest, conservative))
         if name in test.recipe_rates:
             flags.append(f"--{lr_key(name)}={steepest}")
-    print_table(terminal_table(["optimizer", "the recipe's", "steepest fall", "lowest / 10"], rows, left=["optimizer"]))
+    print_table(["optimizer", "the recipe's", "steepest fall", "lowest / 10"], rows, left=["optimizer"])
     print(" ".join(flags) or "set the rates where the recipe's optimizer takes them")

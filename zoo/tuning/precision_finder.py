@@ -12,7 +12,7 @@ from torch import Tensor
 from zoo.cli.build_run import train, trial
 from zoo.common.checks import check_at_least
 from zoo.common.environment import peak_memory_bytes
-from zoo.common.reports import print_table, terminal_table
+from zoo.common.reports import print_table
 from zoo.training.callbacks.guard import unscaled
 from zoo.training.step_cost import StepCost
 
@@ -63,7 +63,7 @@ def find_precision(*fit: str, steps: int = 4) -> int:
         gradients = float((measurement.gradient - exact.gradient).norm() / exact.gradient.norm())
         differences = [f"{abs(loss / exact_loss - 1):.2%}", f"{gradients:.2%}"]
         rows.append([name, f"{seconds:.4g}", f"{memory / 2**30:.3g} GiB", f"{loss:.5g}", *differences])
-    print_table(terminal_table(HEADS, rows, left=HEADS[:1]))
+    print_table(HEADS, rows, left=HEADS[:1])
     return 0
 
 

@@ -10,7 +10,7 @@ from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.evaluation import evaluate as evaluation
 from zoo.audio.evaluation.evaluate import Settings, evaluate
 from zoo.audio.evaluation.models import MetricModel
-from zoo.audio.evaluation.summary import MetricColumn
+from zoo.audio.evaluation.summary import MetricColumn, failed_rows
 from zoo.audio.io import files
 
 RATE = 16000
@@ -79,7 +79,7 @@ def test_wrong_folders_are_named(tmp_path):
 
 def test_report_shows_the_gain(tmp_path):
     result = run(trees(tmp_path), tmp_path / "out")
-    assert not result.failed_rows and len(result.rows) == 8
+    assert not failed_rows(result.rows) and len(result.rows) == 8
     by_measure = {(row["system"], row["measure"]): row for row in result.summary}
     # A third of the noise is 9.54 dB less.
     assert by_measure["restored", "si_sdr"]["gain"] == pytest.approx(20 * math.log10(3), abs=0.05)
@@ -112,8 +112,8 @@ def test_bad_files_are_named(tmp_path):
     (broken / "s0" / "0.wav").write_bytes(b"no audio")
     (broken / "s1" / "1.wav").unlink()
     files.write(broken / "s0" / "2.wav", VOICES.utterance(2)[: RATE // 3], RATE)
-    reasons = {row["name"]: row["reason"] for row in run(paths, output).failed_rows}
+    reasons = {row["name"]: row["reason"] for row in failed_rows(run(paths, output).rows)}
     assert "0.wav" in reasons["s0/0"] and "no restored file" in reasons["s1/1"] and "-0.167 s" in reasons["s0/2"]
     assert "3 of 12 rows failed" in (output / "report.md").read_text()
     files.write(broken / "s0" / "0.wav", VOICES.utterance(0), RATE)
-    assert len(run(paths, output).failed_rows) == 2
+    assert len(failed_rows(run(paths, output).rows)) == 2

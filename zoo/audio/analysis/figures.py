@@ -72,9 +72,7 @@ def _plot_panels(
     return figure
 
 
-def plot_mels(
-    target: Tensor | np.ndarray, prediction: Tensor | np.ndarray, titles: Sequence[str] = ("target", "prediction")
-) -> Figure:
+def plot_mels(target: Tensor | np.ndarray, prediction: Tensor | np.ndarray) -> Figure:
     """Draw a target log-mel (n_mels, F), its prediction (n_mels, F') and their difference, cut to the shorter."""
     expected, predicted = to_numpy(target).astype(np.float32), to_numpy(prediction).astype(np.float32)
     if expected.ndim != 2 or predicted.ndim != 2 or len(expected) != len(predicted):
@@ -84,11 +82,10 @@ def plot_mels(
     low, high = (float(expected.min()), float(expected.max())) if expected.size else (0.0, 1.0)
     reach = max(high - low, 1e-6) / 2  # half the target's range
     figure = new_figure(8.0, 7.0)
-    first, second = titles
     panels = (
-        (first, expected, ("magma", low, high)),
-        (second, predicted, ("magma", low, high)),
-        (f"{second} - {first}", predicted - expected, ("coolwarm", -reach, reach)),
+        ("target", expected, ("magma", low, high)),
+        ("prediction", predicted, ("magma", low, high)),
+        ("prediction - target", predicted - expected, ("coolwarm", -reach, reach)),
     )
     for axes, (title, values, scale) in zip(figure.subplots(3, 1, sharex=True), panels, strict=True):
         _add_image(figure, axes, values, scale)
@@ -97,14 +94,14 @@ def plot_mels(
     return figure
 
 
-def plot_features(values: np.ndarray, ylabel: str = "channel") -> Figure:
+def plot_features(values: np.ndarray) -> Figure:
     """Draw a sequence (C, F), each channel less its mean and over its deviation."""
     values = values.astype(np.float32)
     scaled = (values - values.mean(1, keepdims=True)) / values.std(1, keepdims=True).clip(min=1e-6)
     figure = new_figure(8.0, 3.0)
     axes = figure.subplots()
     _add_image(figure, axes, scaled, ("magma", -3.0, 3.0), label="deviations")
-    axes.set(ylabel=ylabel, xlabel="frame")
+    axes.set(ylabel="channel", xlabel="frame")
     return figure
 
 

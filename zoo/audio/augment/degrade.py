@@ -176,7 +176,11 @@ class Degrader:
         self._require("reverb", "rirs", rirs is not None and len(rirs) > 0)
         details: Details = {"steps": [], "skipped": [], "gain": 1.0, "polarity": 1, "peak_scale": 1.0}
         if rng.random() >= self.untouched:
-            audio = self._set_level(audio, rng, details)
+            if self.gain is not None:
+                details["gain"] = float(rng.uniform(*self.gain))
+            if rng.random() < self.polarity:
+                details["polarity"] = -1
+            audio = audio * np.float32(details["gain"] * details["polarity"])
             for step in self._sample_steps(rng):
                 audio, done = self._apply_step(step, audio, sample_rate, rng, noises, rirs)
                 details["steps" if done else "skipped"].append(step)
@@ -186,13 +190,6 @@ class Degrader:
             details["peak_scale"] = 1 / peak
             audio = np.clip(audio / np.float32(peak), -1, 1)
         return Degraded(audio, details)
-
-    def _set_level(self, audio: np.ndarray, rng: np.random.Generator, details: Details) -> np.ndarray:
-        if self.gain is not None:
-            details["gain"] = float(rng.uniform(*self.gain))
-        if rng.random() < self.polarity:
-            details["polarity"] = -1
-        return audio * np.float32(details["gain"] * details["polarity"])
 
     def _sample_steps(self, rng: np.random.Generator) -> list[str]:
         steps = [step for step in self.steps if rng.random() < self.probabilities.get(step, 1.0)]

@@ -88,7 +88,8 @@ class CorpusCache:
         content = _read_at(self._audio, 2 * count, 2 * (int(self.offsets[index]) + start))
         if len(content) != 2 * count:
             raise ValueError(f"{self.folder}: audio.i16 was cut since it was opened; delete the folder, build it anew")
-        return from_int16(np.frombuffer(content, dtype="<i2"), int(self.exponents[index]))
+        scale = np.float32(_FULL_SCALE * 2.0 ** int(self.exponents[index]))
+        return np.frombuffer(content, dtype="<i2").astype(np.float32) / scale
 
     def split(self, is_held_out: Callable[[str], bool]) -> tuple[np.ndarray, np.ndarray]:
         """Number the files for training and those for validation; one empty set is a ValueError."""
@@ -230,11 +231,6 @@ def to_int16(audio: np.ndarray) -> tuple[np.ndarray, float, int]:
     scaled = np.rint(audio * np.float32(_FULL_SCALE * 2.0**exponent))
     samples = np.clip(scaled, -_FULL_SCALE, _FULL_SCALE - 1).astype("<i2")
     return samples, float(np.abs(samples.astype(np.int32)).max()) / _FULL_SCALE / 2.0**exponent, exponent
-
-
-def from_int16(samples: np.ndarray, exponent: int) -> np.ndarray:
-    """Bring samples of the cache back to [-1, 1), float32."""
-    return samples.astype(np.float32) / np.float32(_FULL_SCALE * 2.0**exponent)
 
 
 def _write_index(names: Sequence[str], rows: Sequence[Row], partial: Path, meta: dict[str, object]) -> None:

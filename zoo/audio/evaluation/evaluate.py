@@ -22,14 +22,7 @@ from zoo.audio.evaluation.dnsmos import DNSMOS
 from zoo.audio.evaluation.measures import METRICS, AudioPair, available_metrics, check_names, compute_metrics
 from zoo.audio.evaluation.models import MetricModel, MOSPredictor
 from zoo.audio.evaluation.similarity import SpeakerSimilarity
-from zoo.audio.evaluation.summary import (
-    MetricColumn,
-    failed_rows,
-    failure_lines,
-    summarize,
-    summary_table,
-    write_tables,
-)
+from zoo.audio.evaluation.summary import MetricColumn, failed_rows, summarize, summary_table, write_tables
 from zoo.audio.io import files
 from zoo.audio.io.resample import resample_array
 from zoo.audio.parallel import map_in_processes
@@ -121,11 +114,6 @@ class Evaluation:
     summary: list[Row]
     unpaired: int
 
-    @property
-    def failed_rows(self) -> list[Row]:
-        """The rows without measurements."""
-        return failed_rows(self.rows)
-
 
 def evaluate(
     clean: Path,
@@ -157,6 +145,14 @@ def evaluate(
 
 
 def _write_report(output: Path, evaluation: Evaluation, settings: Settings) -> None:
+    """Write the tables, with a report of means and gains, and the rates of the metrics."""
+    lines = ["# Evaluation", "", f"Means with {LEVEL:.0%} bootstrap intervals over files.", ""]
+    lines += [summary_table(evaluation.summary), ""]
+    if any(math.isfinite(row["gain"]) for row in evaluation.summary):
+        lines += ["Gains over the degraded files, paired, positive is better:", ""]
+        lines += [summary_table(evaluation.summary, "gain"), ""]
+    rates = ", ".join(f"{column.name} {rate} Hz" for column, rate in settings.columns.items())
+    lines += [f"Taken at: {rates}.{' Levels matched for lsd and m_stft.' if settings.match_level else ''}"]
     weights = dict.fromkeys(column.weight for column in settings.columns if column.weight)
     numbers = [*_FACTS, *(column.name for column in settings.columns), *weights]
     facts = {
@@ -165,8 +161,7 @@ def _write_report(output: Path, evaluation: Evaluation, settings: Settings) -> N
         "models": [str(model) for model in settings.models],
         "clean_files_left_out": evaluation.unpaired,
     }
-    report = _markdown(evaluation, settings)
-    write_tables(output, PER_FILE, numbers, evaluation.rows, evaluation.summary, report, facts)
+    write_tables(output, PER_FILE, numbers, evaluation.rows, evaluation.summary, lines, facts)
 
 
 def _measure_missing(items: Sequence[EvaluationItem], output: Path, settings: Settings, workers: int) -> list[Row]:
@@ -179,19 +174,6 @@ def _measure_missing(items: Sequence[EvaluationItem], output: Path, settings: Se
     for row in track(rows, "evaluate", len(missing)):
         journal.add(row)
     return journal.close(item.key for item in items)
-
-
-def _markdown(evaluation: Evaluation, settings: Settings) -> str:
-    """Tables of means and gains, the rates of the metrics, and the first failures."""
-    lines = ["# Evaluation", "", f"Means with {LEVEL:.0%} bootstrap intervals over files.", ""]
-    lines += [summary_table(evaluation.summary), ""]
-    if any(math.isfinite(row["gain"]) for row in evaluation.summary):
-        lines += ["Gains over the degraded files, paired, positive is better:", ""]
-        lines += [summary_table(evaluation.summary, "gain"), ""]
-    rates = ", ".join(f"{column.name} {rate} Hz" for column, rate in settings.columns.items())
-    lines += [f"Taken at: {rates}.{' Levels matched for lsd and m_stft.' if settings.match_level else ''}", ""]
-    lines += failure_lines(evaluation.failed_rows, len(evaluation.rows), rest=PER_FILE)
-    return "\n".join(lines).rstrip() + "\n"
 
 
 def read_transcripts(path: Path) -> dict[str, str]:
@@ -325,4 +307,4 @@ def evaluate_folders(
     result = evaluate(clean, named, output, degraded, settings, transcripts, workers)
     print((output / "report.md").read_text(encoding="utf-8"))
     print(f"wrote {output}")
-    return 1 if result.failed_rows else 0
+    return 1 if failed_rows(result.rows) else 0

@@ -13,6 +13,7 @@ from zoo import __version__
 from zoo.common.reports import Row, markdown_table, write_report
 from zoo.common.statistics import LEVEL, bootstrap_mean
 
+_MAX_FAILURES = 20  # named in a report
 _TEXTS = ("name", "system", "status", "reason")  # columns of a row before its numbers
 
 
@@ -87,22 +88,30 @@ def failed_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def write_tables(
-    output: Path, name: str, numbers: Sequence[str], rows: Sequence[Row], summary: Sequence[Row], report: str,
+    output: Path, name: str, numbers: Sequence[str], rows: Sequence[Row], summary: Sequence[Row], report: Sequence[str],
     facts: Mapping[str, Any],
 ) -> None:  # fmt: skip
-    """Write an evaluation: rows with columns of numbers as `name`, summary.csv, summary.json with facts, report.md."""
+    """Write an evaluation: rows with columns of numbers as `name`, summary.csv, summary.json with facts, report.md.
+
+    The lines of the report are followed by the first rows that failed.
+    """
+    failed = failed_rows(rows)
+    if failed:
+        report = [*report, "", f"{len(failed)} of {len(rows)} rows failed:", ""]
+        report += [f"- {row['system']}/{row['name']}: {row['reason']}" for row in failed[:_MAX_FAILURES]]
+        report += [f"- ... all in {name}"] if len(failed) > _MAX_FAILURES else []
     content = {
         "version": __version__,
         "confidence": LEVEL,
         **facts,
-        "failed": [{key: row[key] for key in ("system", "name", "reason")} for row in failed_rows(rows)],
+        "failed": [{key: row[key] for key in ("system", "name", "reason")} for row in failed],
         "summary": summary,
     }
     tables = {
         name: ([*_TEXTS, *numbers], [dict.fromkeys(numbers, math.nan) | row for row in rows]),
         "summary.csv": (list(summary[0]), summary),
         "summary.json": content,
-        "report.md": report,
+        "report.md": "\n".join([*report, ""]),
     }
     write_report(output, tables, indent=2)
 
@@ -121,12 +130,3 @@ def summary_table(summary: Sequence[Mapping[str, Any]], kind: str = "mean") -> s
         lines.setdefault(row["system"], [row["system"], str(row["files"])]).append(cell)
     rows = [line for line in lines.values() if kind == "mean" or any(cell != "-" for cell in line[2:])]
     return markdown_table(["system", "files", *heads.values()], rows)
-
-
-def failure_lines(failed_rows: Sequence[Mapping[str, Any]], total: int, limit: int = 20, rest: str = "") -> list[str]:
-    """List the first rows that failed in markdown, and the file that holds the rest; nothing where none did."""
-    if not failed_rows:
-        return []
-    lines = [f"{len(failed_rows)} of {total} rows failed:", ""]
-    lines += [f"- {row['system']}/{row['name']}: {row['reason']}" for row in failed_rows[:limit]]
-    return lines + ([f"- ... all in {rest}"] if rest and len(failed_rows) > limit else [])

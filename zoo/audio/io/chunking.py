@@ -8,9 +8,9 @@ from itertools import groupby, islice
 from typing import IO
 
 import numpy as np
+import soxr
 
-from zoo.audio.io.resample import StreamResampler
-from zoo.common.checks import check_at_least
+from zoo.common.checks import check_at_least, check_positive
 
 Compute = Callable[[np.ndarray, Sequence[int]], np.ndarray]
 Span = tuple[int, int]
@@ -184,14 +184,21 @@ def match_length(blocks: Iterable[np.ndarray], samples: int) -> Iterator[np.ndar
 
 
 def resample_blocks(blocks: Iterable[np.ndarray], source_rate: int, target_rate: int) -> Iterator[np.ndarray]:
-    """Resample a stream of pieces (C, n) float32, which may come out empty."""
-    resampler: StreamResampler | None = None
-    block = np.zeros((1, 0), np.float32)
+    """Resample a stream of pieces (C, n) float32, which may come out empty; joined, they equal `resample_array`'s."""
+    check_positive(source_rate=source_rate, target_rate=target_rate)
+    if source_rate == target_rate:
+        yield from blocks
+        return
+    stream: soxr.ResampleStream | None = None
+    channels = 1
     for block in blocks:
-        resampler = resampler or StreamResampler(source_rate, target_rate, len(block))
-        yield resampler.push(block)
-    if resampler is not None:
-        yield resampler.push(block[:, :0], last=True)
+        channels = len(block)
+        stream = stream or soxr.ResampleStream(source_rate, target_rate, channels, dtype="float32")
+        ready = stream.resample_chunk(np.ascontiguousarray(block.T, dtype=np.float32))
+        yield np.ascontiguousarray(ready.reshape(-1, channels).T)
+    if stream is not None:
+        ready = stream.resample_chunk(np.zeros((0, channels), np.float32), last=True)
+        yield np.ascontiguousarray(ready.reshape(-1, channels).T)
 
 
 def store_piece(spool: IO[bytes], piece: np.ndarray) -> None:

@@ -12,7 +12,7 @@ import io
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -79,15 +79,11 @@ def read_mono(path: str | os.PathLike[str], sample_rate: int | None = None) -> n
     """Read a file as one channel (T,) float32, the mean of its channels, resampled where a rate is given."""
     audio, rate = read(path)
     mono = audio[0] if len(audio) == 1 else audio.mean(axis=0, dtype=np.float32)
-    return mono if sample_rate is None else _resample(mono, rate, sample_rate)
-
-
-def _resample(audio: np.ndarray, source_rate: int, target_rate: int) -> np.ndarray:
-    if source_rate == target_rate:
-        return audio
+    if sample_rate is None or sample_rate == rate:
+        return mono
     from zoo.audio.io.resample import resample_array  # imports torch, which header checks and writers do not need
 
-    return resample_array(audio, source_rate, target_rate)
+    return resample_array(mono, rate, sample_rate)
 
 
 def read_blocks(path: str | os.PathLike[str], block_samples: int) -> Iterator[np.ndarray]:
@@ -185,20 +181,18 @@ def write(path: str | os.PathLike[str], audio: np.ndarray, sample_rate: int, sub
         writer.write(audio)
 
 
-def find_audio_files(path: str | os.PathLike[str], suffixes: Sequence[str] = AUDIO_SUFFIXES) -> list[Path]:
+def find_audio_files(path: str | os.PathLike[str]) -> list[Path]:
     """List the files below a folder, sorted, or the one file given; one warning says which are left out and why.
 
-    Hidden files are ignored; links to files are followed, links to folders are not.
-
-    Args:
-        suffixes: lower case with the dot; another one of the one file is a ValueError.
+    Hidden files are ignored; links to files are followed, links to folders are not. One file of another suffix is a
+    ValueError.
     """
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
     if not path.is_dir():
-        if path.suffix.lower() not in suffixes:
-            raise ValueError(f"{path}: expected a file ending in {', '.join(suffixes)}")
+        if path.suffix.lower() not in AUDIO_SUFFIXES:
+            raise ValueError(f"{path}: expected a file ending in {', '.join(AUDIO_SUFFIXES)}")
         return [path]
     paths: list[Path] = []
     skipped: dict[str, list[str]] = defaultdict(list)
@@ -206,9 +200,9 @@ def find_audio_files(path: str | os.PathLike[str], suffixes: Sequence[str] = AUD
         skipped["linked folder"] += filter(os.path.islink, (os.path.join(folder, name) for name in folders))
         for name in names:
             full, suffix = os.path.join(folder, name), os.path.splitext(name)[1].lower()
-            if name[0] == "." or suffix not in (*suffixes, *_UNSUPPORTED_SUFFIXES):
+            if name[0] == "." or suffix not in (*AUDIO_SUFFIXES, *_UNSUPPORTED_SUFFIXES):
                 continue
-            if suffix not in suffixes:
+            if suffix in _UNSUPPORTED_SUFFIXES:
                 skipped[suffix].append(full)
             elif not os.path.isfile(full):
                 skipped["broken link"].append(full)

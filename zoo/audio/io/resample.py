@@ -50,21 +50,3 @@ def resample_array(x: np.ndarray, source_rate: int, target_rate: int) -> np.ndar
 def match_array_length(audio: np.ndarray, samples: int) -> np.ndarray:
     """Give a signal (T,) an exact length: what is too much is cut, what is missing is zero."""
     return np.pad(audio[:samples], (0, max(samples - len(audio), 0)))
-
-
-class StreamResampler:
-    """Resamples a stream block by block; the joined output equals `resample_array` of the whole signal."""
-
-    def __init__(self, source_rate: int, target_rate: int, channels: int) -> None:
-        check_positive(source_rate=source_rate, target_rate=target_rate)
-        self._stream = None
-        if source_rate != target_rate:
-            self._stream = soxr.ResampleStream(source_rate, target_rate, channels, dtype="float32")
-
-    def push(self, block: np.ndarray, last: bool = False) -> np.ndarray:
-        """Feed a block (C, n), n may be 0; returns (C, m) that is ready. At the `last` the filter's rest comes too."""
-        block = np.asarray(block, dtype=np.float32)
-        if self._stream is None:
-            return block
-        ready = self._stream.resample_chunk(np.ascontiguousarray(block.T), last=last)
-        return np.ascontiguousarray(ready.reshape(-1, len(block)).T)

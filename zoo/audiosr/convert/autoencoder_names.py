@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from zoo.convert.tensor_names import NameRule, NameTable, State
+from zoo.convert.tensor_names import NameRule, NameTable, State, group_by_component, select_prefix
 
 
 def _to_linear(weight: Tensor) -> Tensor:
@@ -35,8 +35,9 @@ _LEVEL = NameTable(
 )
 
 
-def _table(levels: int) -> NameTable:
-    """Name an autoencoder of so many levels, whose decoder the original counts from fine to coarse."""
+def _table(state: Mapping[str, Tensor], prefix: str) -> NameTable:
+    """Name an autoencoder whose decoder's levels, after a prefix, the original counts from fine to coarse."""
+    levels = len(group_by_component(select_prefix(state, prefix)))
     return NameTable(
         ("encoder.down.{i}.", "encoder.down_blocks.{i}.", _LEVEL),
         *((f"decoder.up.{level}.", f"decoder.up_blocks.{levels - 1 - level}.", _LEVEL) for level in range(levels)),
@@ -46,15 +47,11 @@ def _table(levels: int) -> NameTable:
     )
 
 
-def _count_levels(state: Mapping[str, Tensor], prefix: str) -> int:
-    return len({name.removeprefix(prefix).partition(".")[0] for name in state if name.startswith(prefix)})
-
-
 def to_zoo_autoencoder(state: Mapping[str, Tensor]) -> State:
     """Rename the original's tensors."""
-    return _table(_count_levels(state, "decoder.up.")).read(state)[0]
+    return _table(state, "decoder.up.").read(state)[0]
 
 
 def to_original_autoencoder(state: Mapping[str, Tensor]) -> State:
     """Rename ours."""
-    return _table(_count_levels(state, "decoder.up_blocks.")).write(state)
+    return _table(state, "decoder.up_blocks.").write(state)

@@ -65,14 +65,13 @@ def describe_components(file: AudioSRFile) -> dict[str, Any]:
     steps = len(exact) if exact is not None else int(params.get("timesteps", STEPS))
     encoder = nets.get("global_encoder")
     bands = encoder["init_args"]["n_mels"] if encoder else file.component_settings("vae").get("mel_bins")
-    frozen: dict[str, Any] = {"autoencoder": None, "vocoder": None}
-    for name, net in FROZEN.items():
-        if net in nets:
-            class_name = "FrozenVocoder" if name == "vocoder" else "FrozenAutoencoder"
-            frozen[name] = component(f"zoo.audiosr.{class_name}", source=None, config=nets[net]["init_args"])
+    vocoder = None
+    if "vocoder" in nets:
+        vocoder = component("zoo.audiosr.FrozenVocoder", source=None, config=nets["vocoder"]["init_args"])
     return {
         "net": component("zoo.audiosr.Denoiser", unet=nets["unet"], global_encoder=encoder),
-        **frozen,
+        "autoencoder": component("zoo.audiosr.FrozenAutoencoder", source=None, config=nets["vae"]["init_args"]),
+        "vocoder": vocoder,
         "features": describe_features(file.settings, "projectlily" if file.is_mel_first else "audiosr", bands),
         "diffusion": component("zoo.audiosr.CosineDiffusion", steps=steps, prediction=PREDICTIONS[prediction]),
     }
@@ -127,8 +126,8 @@ def to_zoo_model(file: AudioSRFile, is_checkpoint: bool, allow_partial: bool) ->
         describe_components(file), components, step=file.step, facts={"layout": file.layout, "step": file.step},
         notes=notes,
     )  # fmt: skip
-    model.state = state = model.tensors()
     if file.averaged:
+        state = model.tensors()
         live = {key: value for key, value in state.items() if key.startswith("net.") and value.is_floating_point()}
         averaged = add_prefix(denoiser_state(file, file.averaged), "net.")
         model.averaged = live | {key: value for key, value in averaged.items() if key in live}

@@ -185,7 +185,16 @@ def describe_nets(file: AudioSRFile) -> dict[str, dict[str, Any]]:
         source = OriginalFile(file.layout, file.parts[name], file.component_settings(name))
         descriptions[name] = fill_description(net.description, source, f"{file.path} ({name})")
         if name != "global_encoder" or file.layout == "model.py":
-            _compare_settings(file, descriptions[name]["init_args"], source.settings, net)
+            arguments = descriptions[name]["init_args"]
+            values = autoencoder_settings(arguments) if net.keys is None else original_settings(arguments, net.keys)
+            for key, value in values.items():
+                expected = source.settings.get(key)
+                if key == "attention_resolutions" and expected is not None:
+                    expected = sorted(expected)
+                if None not in (value, expected) and value != expected:
+                    raise ValueError(
+                        f"{file.path}: {key} is {value} by its tensors, {expected} in the configuration's {net.section}"
+                    )
     encoder = descriptions.get("global_encoder", {}).get("init_args")
     if encoder and (encoder["heads"] < 1 or encoder["channels"] % encoder["heads"]):
         raise ValueError(
@@ -193,16 +202,3 @@ def describe_nets(file: AudioSRFile) -> dict[str, dict[str, Any]]:
             "channels"
         )
     return descriptions
-
-
-def _compare_settings(file: AudioSRFile, arguments: Mapping[str, Any], settings: Mapping[str, Any], net: Net) -> None:
-    """Refuse a configuration of another net."""
-    values = autoencoder_settings(arguments) if net.keys is None else original_settings(arguments, net.keys)
-    for key, value in values.items():
-        expected = settings.get(key)
-        if key == "attention_resolutions" and expected is not None:
-            expected = sorted(expected)
-        if None not in (value, expected) and value != expected:
-            raise ValueError(
-                f"{file.path}: {key} is {value} by its tensors, {expected} in the configuration's {net.section}"
-            )

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import lightning as L
 import numpy as np
 import torch
 from rich.progress import track
@@ -18,14 +19,7 @@ from torch import Tensor
 from zoo.audio.corpora.cache import relative_names
 from zoo.audio.corpora.corpus import PEAK, MemoryCorpus
 from zoo.audio.evaluation import metrics
-from zoo.audio.evaluation.summary import (
-    MetricColumn,
-    failed_rows,
-    failure_lines,
-    summarize,
-    summary_table,
-    write_tables,
-)
+from zoo.audio.evaluation.summary import MetricColumn, failed_rows, summarize, summary_table, write_tables
 from zoo.audio.io import files
 from zoo.audio.io.files import AudioFileError
 from zoo.audiosr.data.crops import SilenceFilter, ValidationGrid
@@ -33,9 +27,10 @@ from zoo.audiosr.data.datamodule import SuperResolutionData, default_cutoffs
 from zoo.audiosr.data.simulate import Simulation, max_cutoff_hz
 from zoo.audiosr.data.sources import Recordings
 from zoo.audiosr.evaluation.baselines import linear, mean_envelope, shaped_noise
-from zoo.audiosr.evaluation.recipe_data import read_data
 from zoo.audiosr.inference.restore import Restorer, band_distances
+from zoo.common.build import build
 from zoo.common.checks import check_unreadable_share
+from zoo.common.configs import load_run_config
 from zoo.common.journal import format_error
 from zoo.common.locks import writes_into
 from zoo.common.reports import Row
@@ -57,7 +52,7 @@ MEASURES = (
 )
 ALL = "all"
 _NUMBERS = ("cutoff_hz", "seconds", *(measure.name for measure in MEASURES))
-_MAX_ROWS = 20  # failures and cut-offs in the report
+_MAX_CUTOFFS = 20  # with tables of their own in the report
 _FADE_SECONDS = 0.05  # at both ends, or a cut through the upper band would leak into the low one
 _ENVELOPE_CLIPS = 200  # of the training set, evenly chosen
 _MAX_BAD_SHARE = 0.1  # of a folder's files
@@ -74,6 +69,27 @@ class EvaluationOptions:
     restore: Mapping[str, Any] = field(default_factory=dict)  # of `RestoreOptions`; objects by class_path and init_args
 
 
+def read_data(config: Path, from_run: bool = False) -> SuperResolutionData:
+    """Build the datamodule of a recipe alone, its corpus decoded; see `load_run_config` for `from_run`."""
+    spec = load_run_config(config, from_run=from_run).get("data")
+    data = None if spec is None else build(spec, L.LightningDataModule)
+    if not isinstance(data, SuperResolutionData):
+        raise ValueError(f"{config}: expected data of {SuperResolutionData.__name__}, found {type(data).__name__}")
+    data.prepare_data()
+    data.setup("fit")
+    return data
+
+
+def cache(config: Path) -> None:
+    """Decode a recipe's corpus into its memory-mapped cache before training; a killed call is resumed.
+
+    Args:
+        config: a recipe whose data is AudioSR's.
+    """
+    data = read_data(config)
+    print(f"{config}: ready, {len(data.train_set)} clips for training, {len(data.val_set)} items for validation")
+
+
 def load_recipe_data(run: Path, options: EvaluationOptions) -> SuperResolutionData | None:
     """Set up the data of the run's recipe; None where another folder is named and the recipe's data is missing.
 
@@ -84,14 +100,11 @@ def load_recipe_data(run: Path, options: EvaluationOptions) -> SuperResolutionDa
             raise FileNotFoundError(f"{run} holds no config.yaml, which would name its data: give a folder with --data")
         return None
     try:
-        data = read_data(find_config(run), from_run=True)
-        data.prepare_data()
-        data.setup("fit")
+        return read_data(find_config(run), from_run=True)
     except FileNotFoundError as error:
         if options.data is not None:
             return None
         raise FileNotFoundError(f"the data of {run} is missing: give a folder with --data ({error})") from error
-    return data
 
 
 def read_excerpts(folder: Path, sample_rate: int, seconds: float, max_items: int | None) -> Recordings:
@@ -179,7 +192,7 @@ def _write_report(output: Path, rows: list[Row], systems: Sequence[str], facts: 
     groups = {ALL: done}
     for cutoff_hz in sorted({float(row["cutoff_hz"]) for row in done}):
         groups[f"{cutoff_hz:g} Hz"] = [row for row in done if row["cutoff_hz"] == cutoff_hz]
-    groups = groups if 2 < len(groups) <= _MAX_ROWS else {ALL: done}
+    groups = groups if 2 < len(groups) <= _MAX_CUTOFFS else {ALL: done}
     summaries = {group: summarize(each, systems, MEASURES, UNPROCESSED) for group, each in groups.items()}
     lines = ["# Super-resolution", "", f"Means with {LEVEL:.0%} bootstrap intervals over items.", ""]
     for group, summary in summaries.items():
@@ -187,11 +200,9 @@ def _write_report(output: Path, rows: list[Row], systems: Sequence[str], facts: 
     lines += [
         "lsd_hf and lsd_lf lie above and below the cut-off; si_sdr_low compares the low band with the input's; the "
         "ceiling is the target through autoencoder and vocoder, with the input's low band.",
-        "",
-        *failure_lines(failed_rows(rows), len(rows), _MAX_ROWS),
     ]
     table = [{"cutoff": group, **row} for group, summary in summaries.items() for row in summary]
-    write_tables(output, "per_item.csv", _NUMBERS, rows, table, "\n".join(lines).rstrip() + "\n", facts)
+    write_tables(output, "per_item.csv", _NUMBERS, rows, table, lines, facts)
 
 
 def _measure_item(
@@ -207,7 +218,7 @@ def _measure_item(
     signals = {UNPROCESSED: low, LINEAR: linear(low, rate, cutoff_hz)}
     if envelope is not None:
         signals[NOISE] = shaped_noise(low, rate, cutoff_hz, envelope)
-    signals |= {CEILING: restorer.ceiling(low, high, rate, cutoff_hz), RESTORED: restored}
+    signals |= {CEILING: restorer(low, rate, cutoff_hz, high), RESTORED: restored}
     for system, audio in signals.items():
         prediction, target = torch.from_numpy(np.asarray(audio, np.float32)), torch.from_numpy(high)
         row = {

@@ -30,9 +30,8 @@ def crossover_gains(cutoff_hz: float, sample_rate: int) -> tuple[np.ndarray, np.
     spacing = sample_rate / N_FFT
     above_hz = np.arange(N_FFT // 2 + 1) * spacing - cutoff_hz
     phase = np.clip(above_hz / _width(cutoff_hz, spacing), 0.0, 1.0) * (math.pi / 2)
-    high = np.where(phase == math.pi / 2, 1.0, np.sin(phase))
-    low = np.where(phase == math.pi / 2, 0.0, np.cos(phase))
-    return low.astype(np.float32), high.astype(np.float32)
+    low = np.where(phase == math.pi / 2, 0.0, np.cos(phase))  # which is not exactly 0 there
+    return low.astype(np.float32), np.sin(phase).astype(np.float32)
 
 
 def lowpass_gains(cutoff_hz: float, sample_rate: int) -> np.ndarray:

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
@@ -18,14 +19,7 @@ from torch import Tensor
 from zoo.audio.analysis.figures import plot_spectrograms
 from zoo.audio.corpora.corpus import PEAK
 from zoo.audio.evaluation import metrics
-from zoo.audio.inference import (
-    BLOCK_SECONDS,
-    MAX_RECORDING_SECONDS,
-    AudioInference,
-    answer_file,
-    as_audio,
-    recording_field,
-)
+from zoo.audio.inference import BLOCK_SECONDS, MAX_RECORDING_SECONDS, AudioInference, answer_file, as_audio
 from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, match_length, resample_blocks, store_piece, stored_pieces
 from zoo.audiosr.data.cutoff import FULL_BAND, find_edge
@@ -73,14 +67,16 @@ class RecordingRestoration:
         self.peaks = np.zeros(self.channels)
         self.input_mono: list[np.ndarray] = []  # pieces (n,)
         self.chunks = 0  # per channel
-        self.gain = 1.0  # factor on the result
+        self.level = 1.0  # factor on what the nets get
+        self.gain = 1.0  # likewise on the result
 
     def _analyze(self) -> None:
-        """Find peaks and the cut-off; None where the band is full or nothing is loud enough."""
+        """Find peaks, level and the cut-off; None where the band is full or nothing is loud enough."""
         for piece in self.before.observe(self._resample_input(self.blocks)):
             self.peaks = np.maximum(self.peaks, np.abs(piece).max(axis=1))
             if self.keep_input:
                 self.input_mono.append(piece.mean(axis=0))
+        self.level = min(PEAK / max(float(self.peaks.max()), SILENCE), MAX_GAIN)
         rate = self.restorer.sample_rate
         limit_hz = min(self.source_rate, rate) / 2
         if self.cutoff_hz is None:
@@ -132,12 +128,8 @@ class RecordingRestoration:
 
     def _scale_input(self, blocks: Blocks) -> Iterator[np.ndarray]:
         """The input or the target at the level of training."""
-        factor = np.float32(self._level)
+        factor = np.float32(self.level)
         return (piece * factor for piece in self._resample_input(blocks))
-
-    @property
-    def _level(self) -> float:
-        return min(PEAK / float(self.peaks.max()), MAX_GAIN)
 
     def _run_nets(self, cutoff_hz: float) -> Iterator[np.ndarray]:
         """What the nets make of the input (C, n), at the input's level; silent channels stay silent."""
@@ -152,7 +144,7 @@ class RecordingRestoration:
         mels = restorer.chunker.process(stream, samples, compute)
         frames = units * unit // restorer.features.hop_length
         audio = vocode(restorer.vocoder, mels, frames, restorer.chunker.batch, device)
-        factors = ((self.peaks >= SILENCE) / self._level).astype(np.float32)[:, None]
+        factors = ((self.peaks >= SILENCE) / self.level).astype(np.float32)[:, None]
         for piece in match_length(audio, self.samples):
             yield piece * factors
 
@@ -229,9 +221,8 @@ class Restorer(AudioInference):
         self.sample_rate = features.sample_rate
         # one row of the coarsest image inside the UNet
         self.unit_samples = unit = features.hop_length * autoencoder.factor * net.unet.factor
-        window, overlap = (
-            round(seconds * self.sample_rate / unit) for seconds in (restore.chunk_seconds, restore.overlap_seconds)
-        )
+        window = round(restore.chunk_seconds * self.sample_rate / unit)
+        overlap = round(restore.overlap_seconds * self.sample_rate / unit)
         if overlap < 1:
             raise ValueError(
                 f"overlap_seconds is {restore.overlap_seconds}; expected at least one unit of "
@@ -239,9 +230,27 @@ class Restorer(AudioInference):
             )
         self.chunker = Chunker(window, overlap, unit + TAGS, restore.batch_size)
 
-    def __call__(self, audio: np.ndarray, sample_rate: int, cutoff_hz: float | None = None) -> np.ndarray:
-        """Restore (T,) or (C, T), see `as_audio`; returns it at the features' rate. A cut-off replaces the option's."""
-        return self._restore_array(audio, None, sample_rate, cutoff_hz)
+    def __call__(
+        self, audio: np.ndarray, sample_rate: int, cutoff_hz: float | None = None, target: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Restore (T,) or (C, T), see `as_audio`; returns it at the features' rate. A cut-off replaces the option's.
+
+        With a full-band target of equal shape the result is the ceiling, a perfect denoiser's: the target through
+        autoencoder and vocoder, with the input's low band.
+        """
+        audio = as_audio(audio, sample_rate)
+        channels = np.atleast_2d(audio)
+        target_channels = None if target is None else np.atleast_2d(as_audio(target, sample_rate))
+        if target_channels is not None and target_channels.shape != channels.shape:
+            raise ValueError(f"expected a target of shape {channels.shape}, found {target_channels.shape}")
+        run = RecordingRestoration(
+            self, lambda: [channels], sample_rate, len(channels), channels.shape[1], cutoff_hz,
+            None if target_channels is None else lambda: [target_channels],
+        )  # fmt: skip
+        with io.BytesIO() as first, io.BytesIO() as second:
+            run.generate(first, second)
+            result = np.concatenate(list(run.result(second)), axis=1)
+        return result if audio.ndim == 2 else result[0]
 
     def compare(self, high: Tensor, low: Tensor, cutoff_hz: float) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Restore a clip; returns signals (T,) by name and their `band_distances`.
@@ -253,7 +262,7 @@ class Restorer(AudioInference):
             "input": low,
             "restored": torch.from_numpy(self(low.numpy(), rate, cutoff_hz=cutoff_hz)),
             "target": high,
-            "ceiling": torch.from_numpy(self.ceiling(low.numpy(), high.numpy(), rate, cutoff_hz)),
+            "ceiling": torch.from_numpy(self(low.numpy(), rate, cutoff_hz, high.numpy())),
         }
         values = {
             prefix + key: value
@@ -267,10 +276,6 @@ class Restorer(AudioInference):
         spectra = {name: each for name, each in signals.items() if name != "ceiling"}
         return plot_spectrograms(spectra, self.sample_rate, cutoff_hz)
 
-    def ceiling(self, low: np.ndarray, high: np.ndarray, sample_rate: int, cutoff_hz: float) -> np.ndarray:
-        """Compute a perfect denoiser's result: target through autoencoder and vocoder, with the input's low band."""
-        return self._restore_array(low, high, sample_rate, cutoff_hz)
-
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
         """Restore an audio file; returns what was done.
 
@@ -279,10 +284,7 @@ class Restorer(AudioInference):
         """
         started = time.perf_counter()
         header = files.info(source)
-
-        def blocks() -> Iterator[np.ndarray]:
-            return files.read_blocks(source, BLOCK_SECONDS * header.sample_rate)
-
+        blocks = partial(files.read_blocks, source, BLOCK_SECONDS * header.sample_rate)
         run = RecordingRestoration(self, blocks, header.sample_rate, header.channels, header.samples)
         seconds = run.samples / self.sample_rate
         run.keep_input = self.restore.pictures and seconds <= MAX_PICTURE_SECONDS
@@ -317,7 +319,7 @@ class Restorer(AudioInference):
         estimated = "where the recording's band ends; estimated when empty"
         removed = "first remove what lies above this frequency, such as what MP3 leaves there"
         return (
-            recording_field(),
+            *super().fields(),
             InputField("cutoff_hz", "Cut-off (Hz)", "float", options.cutoff_hz, (0, half), help=estimated,
                   optional=True),
             InputField("steps", "Steps", "int", min(self.sampler.steps, MAX_STEPS), (1, MAX_STEPS),
@@ -344,20 +346,3 @@ class Restorer(AudioInference):
         restorer = Restorer(self.net, self.autoencoder, self.vocoder, self.features, self.diffusion, options)
         restorer.with_figures = self.with_figures
         return answer_file(restorer, values["input"], folder, progress, ANSWER_FACTS)
-
-    def _restore_array(
-        self, audio: np.ndarray, target: np.ndarray | None, sample_rate: int, cutoff_hz: float | None
-    ) -> np.ndarray:
-        audio = as_audio(audio, sample_rate)
-        channels = np.atleast_2d(audio)
-        target_channels = None if target is None else np.atleast_2d(as_audio(target, sample_rate))
-        if target_channels is not None and target_channels.shape != channels.shape:
-            raise ValueError(f"expected a target of shape {channels.shape}, found {target_channels.shape}")
-        run = RecordingRestoration(
-            self, lambda: [channels], sample_rate, len(channels), channels.shape[1], cutoff_hz,
-            None if target_channels is None else lambda: [target_channels],
-        )  # fmt: skip
-        with io.BytesIO() as first, io.BytesIO() as second:
-            run.generate(first, second)
-            result = np.concatenate(list(run.result(second)), axis=1)
-        return result if audio.ndim == 2 else result[0]

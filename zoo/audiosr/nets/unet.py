@@ -147,8 +147,7 @@ class SpatialTransformer(nn.Module):
         if self.fusion != "none" and context is not None:
             x = self._fuse(x, context)
         h = self.proj_in(self.norm(x)).flatten(2).transpose(1, 2)  # (B, H * W, C)
-        for block in self.transformer_blocks:
-            h = block(h)
+        h = self.transformer_blocks[0](h)
         return x + self.proj_out(h.transpose(1, 2).reshape(x.shape))
 
     def _fuse(self, x: Tensor, context: Tensor) -> Tensor:

@@ -8,14 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.common.reports import (
-    markdown_table,
-    print_table,
-    replace_non_finite,
-    subplot_grid,
-    terminal_table,
-    write_report,
-)
+from zoo.cli.help_text import align_rows
+from zoo.common.reports import markdown_table, print_table, replace_non_finite, subplot_grid, write_report
 from zoo.runs import compare_runs as comparing
 from zoo.runs import run_folder, run_info
 from zoo.runs.run_info import RunInfo, describe_run, format_age, format_duration
@@ -124,7 +118,7 @@ def comparison_tables(comparison: comparing.RunComparison, metrics: Sequence[str
 def print_columns(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table without lines; only its longest kinds of cells, recipes and values, are broken."""
     unbroken = ("run", "state", "step", "age")
-    print_table(terminal_table(columns, rows, left=columns, no_wrap=unbroken, box=None, pad_edge=False))
+    print_table(columns, rows, left=columns, no_wrap=unbroken, box=None, pad_edge=False)
 
 
 def format_json(value: Any) -> str:
@@ -150,7 +144,7 @@ def format_run(run: RunInfo, facts: dict[str, Any]) -> str:
         "best": "none" if run.best is None else f"{run.monitor} {run.best:.6g} at step {run.best_step}",
         **facts["config"],
     }
-    sections: dict[str, Sequence[Sequence[str]]] = {
+    sections: dict[str, list[tuple[str, str]]] = {
         "checkpoints": [
             (each["name"], f"{each['bytes'] / 2**20:.1f} MiB  {'valid' if each['valid'] else 'CORRUPT'}")
             for each in facts["checkpoints"]
@@ -160,9 +154,8 @@ def format_run(run: RunInfo, facts: dict[str, Any]) -> str:
     }
     lines = [str(run.folder), *(f"  {key:<12}{value}" for key, value in summary.items())]
     for title, rows in sections.items():
-        width = max((len(name) for name, _ in rows), default=0)
         lines.append(f"  {title}:" + ("" if rows else " none"))
-        lines += [f"    {name:<{width}}  {value}".rstrip() for name, value in rows]
+        lines += [f"  {line}" for line in align_rows(rows)]
     return "\n".join(lines)
 
 

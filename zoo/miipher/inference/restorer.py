@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from zoo.audio.analysis.loudness import LoudnessMeter
-from zoo.audio.inference import BLOCK_SECONDS, MAX_RECORDING_SECONDS, answer_file, as_audio, recording_field
+from zoo.audio.inference import BLOCK_SECONDS, MAX_RECORDING_SECONDS, answer_file, as_audio
 from zoo.audio.io import files
 from zoo.audio.io.chunking import (
     check_finite,
@@ -129,7 +129,7 @@ class Restorer(ChunkedEncoder):
         options, longest = self.restore, max(self.restore.chunk_seconds, MAX_RECORDING_SECONDS)
         overlap = (0, longest / 2)
         return (
-            recording_field(),
+            *super().fields(),
             InputField("stereo", "Channels", "choice", options.stereo, allowed=get_args(Stereo), help=channels),
             InputField("loudness", "Loudness", "choice", options.loudness, allowed=get_args(Loudness), help=level),
             InputField("chunk_seconds", "Chunk (s)", "float", options.chunk_seconds, (0.5, longest), advanced=True),
