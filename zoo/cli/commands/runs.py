@@ -116,7 +116,7 @@ def comparison_tables(comparison: comparing.RunComparison, metrics: Sequence[str
             ["step", *map(format_steps, comparison.runs)],
             ["time", *("-" if each is None else format_duration(each) for each in seconds)],
         ],
-        "config": [[key, *map(comparing.format_value, values)] for key, values in comparison.config.items()],
+        "config": [[key, *("-" if value is None else str(value) for value in row)] for key, row in comparison.config.items()],
         "lowest ↓ or highest ↑ (last)": [[metric, *values] for metric, values in results.items()],
     }
 
