@@ -137,7 +137,7 @@ def load_net(
         FileNotFoundError: there is nothing at the source.
         ValueError: it holds no such net, or several.
     """
-    saved = None
+    saved: Components | None = None
     if isinstance(source, Mapping):
         description = NetDescription(source, {})
     else:
