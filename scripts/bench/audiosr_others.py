@@ -84,9 +84,9 @@ class OriginalStep:
         crops = self.data.train_set
         pairs = []
         for index in self.rng.choice(crops.indices, self.data.batch_size):
-            room = max(crops.recordings.length(index) - crops.segment_samples, 0)
-            audio, _ = crops.recordings.read(index, int(self.rng.integers(room + 1)), crops.segment_samples)
-            high = np.pad(audio, (0, crops.segment_samples - len(audio)))
+            room = max(crops.recordings.length(index) - crops.samples, 0)
+            audio, _ = crops.recordings.read(index, int(self.rng.integers(room + 1)), crops.samples)
+            high = np.pad(audio, (0, crops.samples - len(audio)))
             cutoff_hz = float(
                 np.clip(share_cutoff(spectrum(high), crops.sample_rate), _CUTOFF_HZ, 0.45 * crops.sample_rate)
             )

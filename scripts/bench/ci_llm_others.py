@@ -22,7 +22,7 @@ class PeftCrowd:
 
         agents, config = crowd.agents, crowd.backbone.model.config
         lora = LoraConfig(
-            r=agents.rank, lora_alpha=agents.alpha, target_modules=list(agents.targets), task_type="CAUSAL_LM"
+            r=agents.rank, lora_alpha=int(agents.alpha), target_modules=list(agents.targets), task_type="CAUSAL_LM"
         )
         base = Backbone(config=config.to_dict())
         base.model.load_state_dict(crowd.backbone.model.state_dict())

@@ -301,8 +301,10 @@ def train_once(folder: Path, arguments: Sequence[str], quick: bool = False) -> N
         subprocess.CalledProcessError: when the training fails.
     """
     # max_steps stays: schedules count it
-    short = ("--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.val_check_interval=1")
-    short += ("--trainer.limit_val_batches=1", "--trainer.log_every_n_steps=1")
+    short = (
+        "--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.val_check_interval=1",
+        "--trainer.limit_val_batches=1", "--trainer.log_every_n_steps=1",
+    )  # fmt: skip
     while is_locked(folder):
         time.sleep(1)
     if read_run(folder, folder).state != "finished":

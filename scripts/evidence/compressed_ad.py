@@ -110,7 +110,7 @@ def measure_memory(latents: Path, none: Path, sliding: Path, quick: bool = False
     runs = {"latents": latents, "none": none, "sliding window": sliding}
     arms = {name: play(run, SMALL, gap=True, quick=quick) for name, run in runs.items()}
     _compare_arms(arms, {name: name for name in arms})
-    figures = {}
+    figures: dict[str, float] = {}
     for name, arm in arms.items():
         figures |= {f"{name}, last episode": arm.curve[-1], f"{name}, after the gap": arm.after_gap()}
     return figures

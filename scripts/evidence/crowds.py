@@ -61,7 +61,7 @@ class Arm(NamedTuple):
     """A way to train.
 
     Attributes:
-        count: agents.
+        agents: how many.
         rank: of each.
         batch: examples of each agent in a step.
         steps: of training.
@@ -70,7 +70,7 @@ class Arm(NamedTuple):
         weight: of the diversity term.
     """
 
-    count: int = COUNT
+    agents: int = COUNT
     rank: int = RANK
     batch: int = BATCH
     steps: int = STEPS
@@ -168,11 +168,11 @@ def _orders(count: int, batch: int, steps: int, seed: int) -> Iterator[Tensor]:
 
 def trained(backbone: LearningBackbone, arm: Arm, pairs: Pairs, seed: int) -> Crowd:
     """Agents that have learnt pairs the arm's way."""
-    agents = Agents(arm.count, arm.rank, 2 * arm.rank, "all-linear", dropout=0.0, seed=seed)
+    agents = Agents(arm.agents, arm.rank, 2 * arm.rank, "all-linear", dropout=0.0, seed=seed)
     crowd = Crowd(copy.deepcopy(backbone), agents).train()
     texts = _read(arm, pairs)
-    apart = len(pairs) // arm.count if arm.data == "splits" else 0
-    count, orders = apart or len(pairs), 1 if arm.data == "shared" else arm.count
+    apart = len(pairs) // arm.agents if arm.data == "splits" else 0
+    count, orders = apart or len(pairs), 1 if arm.data == "shared" else arm.agents
     batches = [_orders(count, arm.batch, arm.steps, seed * 10 + number) for number in range(orders)]
     diversity = Diversity(arm.weight, strategy="answer_mean") if arm.weight else None
     optimizer = torch.optim.AdamW(agents.parameters(), RATE, weight_decay=DECAY)
@@ -187,11 +187,12 @@ def trained(backbone: LearningBackbone, arm: Arm, pairs: Pairs, seed: int) -> Cr
         output = crowd.outputs(part.ids, part.mask, hidden=diversity is not None)
         loss = losses(output.logits, part.labels).sum()
         if diversity is not None:
+            assert output.hidden is not None
             points = diversity.represent(output.hidden, part.mask, part.labels)
-            loss = loss + arm.count * diversity.loss(diversity.value(points, step), step)
+            loss = loss + arm.agents * diversity.loss(diversity.value(points, step), step)
         optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(agents.parameters(), float(arm.count))
+        nn.utils.clip_grad_norm_(agents.parameters(), float(arm.agents))
         optimizer.step()
         schedule.step()
     return crowd.eval()
@@ -200,8 +201,8 @@ def trained(backbone: LearningBackbone, arm: Arm, pairs: Pairs, seed: int) -> Cr
 def _read(arm: Arm, pairs: Pairs) -> list[Texts]:
     """The texts as each agent reads them."""
     if not arm.prompts:
-        return [Texts.from_pairs(pairs)] * arm.count
-    return [Texts.from_pairs(pairs, PROMPTS[agent]) for agent in range(arm.count)]
+        return [Texts.from_pairs(pairs)] * arm.agents
+    return [Texts.from_pairs(pairs, PROMPTS[agent]) for agent in range(arm.agents)]
 
 
 @torch.no_grad()
@@ -229,16 +230,16 @@ def scores(crowd: Crowd, arm: Arm, pairs: Pairs) -> dict[str, float]:
 
 def compare(seed: int, quick: bool = False) -> dict[str, float]:
     """Every arm's scores on both tasks, as `<task>, <arm>: <score>`."""
-    scores: dict[str, float] = {}
+    results: dict[str, float] = {}
     for task, make in TASKS.items():
         near, new = make(random.Random(seed))
         backbone = pretrained(near, seed, 2 if quick else NEAR_STEPS)
-        scores[f"{task}, backbone on what is near: exact"] = exact(backbone, near)
+        results[f"{task}, backbone on what is near: exact"] = exact(backbone, near)
         for name, arm in ARMS.items():
             taught = arm._replace(steps=2) if quick else arm
             crowd = trained(backbone, taught, new[:TRAIN], seed)
             selected = scores(crowd, arm, new[TRAIN : TRAIN + TEST])
-            scores |= {f"{task}, {name}: {score}": value for score, value in selected.items()}
-        best = min(scores[f"{task}, {name}: NLL"] for name in EQUAL_COMPUTE)
-        scores[f"{task}, one LoRA of equal size and compute: NLL"] = best
-    return scores
+            results |= {f"{task}, {name}: {score}": value for score, value in selected.items()}
+        best = min(results[f"{task}, {name}: NLL"] for name in EQUAL_COMPUTE)
+        results[f"{task}, one LoRA of equal size and compute: NLL"] = best
+    return results

@@ -62,7 +62,7 @@ def synthesize(trained: Vocoder, untrained: Vocoder, audio: np.ndarray) -> dict[
     Returns:
         Audio by name of the method, trimmed to whole frames, the original first.
     """
-    mel = trained.front_end
+    mel = _log_mel(trained)
     audio = audio[: len(audio) // mel.hop_length * mel.hop_length]
     with torch.inference_mode():
         rebuilt = griffin_lim(mel(torch.from_numpy(audio)[None]), mel)[0].numpy()
@@ -72,6 +72,12 @@ def synthesize(trained: Vocoder, untrained: Vocoder, audio: np.ndarray) -> dict[
         UNTRAINED: untrained(audio, trained.sample_rate),
         GRIFFIN_LIM: rebuilt,
     }
+
+
+def _log_mel(model: Vocoder) -> LogMel:
+    if not isinstance(model.front_end, LogMel):
+        raise ValueError(f"a vocoder of {type(model.front_end).__name__}, expected one of mel spectrograms")
+    return model.front_end
 
 
 def score(prediction: np.ndarray, target: np.ndarray, mel: LogMel) -> dict[str, float]:
@@ -98,7 +104,7 @@ def measure(run: Path, quick: bool = False) -> dict[str, float]:
     original = signals.pop(ORIGINAL)
     figures = {f"{METRIC}: less than before training": 100 * curve.fall, f"{METRIC}: at the end": curve.last}
     for name, signal in signals.items():
-        values = score(signal, original, trained.front_end)
+        values = score(signal, original, _log_mel(trained))
         figures |= {f"{measure}, {name}": value for measure, value in values.items()}
     return figures
 

@@ -96,7 +96,7 @@ def measure(adapter: Path, pretrain: Path, finetune: Path, draws: int = 4, quick
     for name, run in (("pretrain", pretrain), ("finetune", finetune)):
         figures[f"{name}: val/mel_l1 less than at first"] = 100 * read_curve(read_metrics(run), "val/mel_l1").fall
     rows = [row for row in evaluation.summary if row["system"] != CLEAN]  # which is compared with nothing
-    return figures | {f"{row['system']}, {row['measure']}": row["mean"] for row in rows}
+    return figures | {f"{row['system']}, {row['measure']}": float(row["mean"]) for row in rows}
 
 
 def write_trees(finetune: Path, pretrain: Path, folder: Path, draws: int, quick: bool = False) -> None:
@@ -119,7 +119,7 @@ def write_trees(finetune: Path, pretrain: Path, folder: Path, draws: int, quick:
         clean_features = ceiling(clean, SAMPLE_RATE)
         for draw in range(draws):
             rng = np.random.default_rng(item_seed(data.seed, -2 - draw, item))
-            degraded = clips.degradation.degraded(clean, index, 0, rng)
+            degraded = clips.degradation.degraded_input(clean, index, 0, rng)
             target = f"{name}_{draw}.wav"
             files.write(folder / "clean" / target, clean, SAMPLE_RATE)
             files.write(folder / "degraded" / target, degraded, SAMPLE_RATE)

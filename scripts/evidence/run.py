@@ -236,7 +236,7 @@ def check_claim(claim: Claim, results: Mapping[int, Mapping[str, Any]]) -> dict[
         if each.get("figures")
     ]
     errors = [each["error"] for each in results.values() if each.get("error")]
-    row = {"demo": claim.demo, "title": claim.title, "limit": claim.limit, "value": None, "seeds": []}
+    row: dict[str, Any] = {"demo": claim.demo, "title": claim.title, "limit": claim.limit, "value": None, "seeds": []}
     verdict = FAILED if errors else NOT_RUN
     if figures:
         row |= {"value": claim.value(figures), "seeds": claim.values(figures)}

@@ -1,4 +1,5 @@
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -7,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zoo.training.callbacks.rng import capture_rng, restore_rng
+from zoo.training.datamodule import ZooDataModule
 from zoo.training.resume import (
     BucketBatchSampler,
-    EvaluationSampler,
     ResumableBatchSampler,
     describe_data_changes,
 )
@@ -88,7 +89,12 @@ def test_buckets_have_little_padding_and_no_order_of_length() -> None:
 
 @given(size=st.integers(0, 30), world=st.integers(1, 4))
 def test_evaluation_slices_hold_every_item_once(size: int, world: int) -> None:
-    indices = [index for rank in range(world) for index in EvaluationSampler(size, rank, world)]
+    data, indices = ZooDataModule(batch_size=1), []
+    for rank in range(world):
+        data.trainer = SimpleNamespace(global_rank=rank, world_size=world)
+        loader = data.evaluation_loader(range(size))
+        assert len(loader) == len(loader.sampler)
+        indices += loader.sampler
     assert sorted(indices) == list(range(size))
 
 

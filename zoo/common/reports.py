@@ -113,9 +113,11 @@ def to_numpy(values: ArrayLike | Tensor) -> np.ndarray:
     return np.asarray(values)
 
 
-def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Format a table in markdown, without a line break at its end."""
-    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, ["---"] * len(heads), *rows))
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Format a table in markdown, without a line break at its end; `|` and line breaks of cells do not break it."""
+    lines = (heads, ["---"] * len(heads), *rows)
+    texts = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in texts)
 
 
 def terminal_table(

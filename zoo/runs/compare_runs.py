@@ -121,11 +121,6 @@ def comparison_rows(comparison: RunComparison) -> list[dict[str, Any]]:
     ]
 
 
-def format_value(value: Any) -> str:
-    """Format a config's value for a table."""
-    return "-" if value is None else str(value).replace("|", "\\|")
-
-
 def result_table(comparison: RunComparison, metrics: Sequence[str]) -> Mapping[str, list[str]]:
     """Format best and last value of each run by metric with an arrow for the better direction."""
     table = {}

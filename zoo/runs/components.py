@@ -14,7 +14,6 @@ from zoo import __version__
 from zoo.common.foreign_files import load_json
 from zoo.runs.checkpoints import find_checkpoint, load_checkpoint
 from zoo.runs.model_description import FORMAT, validate_description
-from zoo.runs.run_folder import find_latest_run
 
 WEIGHTS_NAME = "model.safetensors"  # of an export
 CONFIG_NAME = "config.json"
@@ -26,6 +25,16 @@ class Components(NamedTuple):
     description: dict[str, Any]  # `inference`, `components`, `options`, `frozen`, `step` and `averaged`
     state: dict[str, Tensor]  # by `<component>.<name>`
     fused: list[str]  # names of the components whose norms are folded
+
+    def load_weights(self, components: Mapping[str, Any]) -> None:
+        """Load the weights of built components, by name; what is no module has none."""
+        for name, net in components.items():
+            if isinstance(net, nn.Module):
+                if name in self.fused:
+                    net.remove_weight_norm_()  # type: ignore[operator]
+                prefix = f"{name}."
+                names = [key for key in self.state if key.startswith(prefix)]
+                net.load_state_dict({key.removeprefix(prefix): self.state[key] for key in names})
 
 
 def is_export(path: Path) -> bool:
@@ -70,19 +79,6 @@ def read_components(path: Path, ema: bool = True) -> Components:
     return Components({**checkpoint["zoo"], **extra}, state, [])
 
 
-def component_state(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """Select the tensors of one component, under its own names."""
-    prefix = name + "."
-    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-
-
-def find_run_path(source: Path) -> Path | None:
-    """Resolve a run, checkpoint or export to itself, a folder of runs to its latest run, anything else to None."""
-    if source.suffix == ".ckpt" or (source.is_dir() and (is_export(source) or any(source.glob("*.ckpt")))):
-        return source
-    return find_latest_run(source)
-
-
 def save_components(folder: Path, weights: dict[str, Tensor], description: Mapping[str, Any], **facts: Any) -> None:
     """Write weights and description into an existing folder, as an export holds them.
 
@@ -95,10 +91,3 @@ def save_components(folder: Path, weights: dict[str, Tensor], description: Mappi
     config = {"zoo": __version__, "format": FORMAT, **entries, **facts}
     (folder / WEIGHTS_NAME).write_bytes(save(weights, metadata={"format": "pt"}))
     (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2), encoding="utf-8")
-
-
-def load_weights(net: nn.Module, state: Mapping[str, Tensor], is_fused: bool) -> None:
-    """Load the weights of a component, whose norms may be folded."""
-    if is_fused:
-        net.remove_weight_norm_()  # type: ignore[operator]
-    net.load_state_dict(state)

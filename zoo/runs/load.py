@@ -17,17 +17,10 @@ from zoo.common import registry
 from zoo.common.build import build
 from zoo.common.tensors import seeded_rng
 from zoo.runs import frozen, frozen_files
-from zoo.runs.components import (
-    Components,
-    component_state,
-    find_run_path,
-    load_weights,
-    read_components,
-    save_components,
-)
+from zoo.runs.components import Components, is_export, read_components, save_components
 from zoo.runs.hub.models import resolve_path
 from zoo.runs.inference.base import Inference
-from zoo.runs.run_folder import find_last_run
+from zoo.runs.run_folder import find_last_run, find_latest_run
 
 _COMPONENT = "part"  # name of a single net that was saved
 
@@ -72,9 +65,7 @@ def build_inference(path: Path, saved: Components, device: str | torch.device = 
     if unknown := options.keys() - set(names):
         raise ValueError(f"{cls.__name__} has no option {', '.join(sorted(unknown))}; its options: {', '.join(names)}")
     components = build_components(description, path.parent if path.is_file() else path)
-    for name, component in components.items():
-        if isinstance(component, nn.Module):
-            load_weights(component, component_state(saved.state, name), name in saved.fused)
+    saved.load_weights(components)
     values = {**description.get("options", {}), **options}
     for name, value in options.items():
         if dataclasses.is_dataclass(slots.get(name)) and isinstance(value, Mapping):
@@ -146,17 +137,16 @@ def load_net(
         FileNotFoundError: there is nothing at the source.
         ValueError: it holds no such net, or several.
     """
-    state, is_fused = {}, False
+    saved: Components | None = None
     if isinstance(source, Mapping):
         description = NetDescription(source, {})
     else:
         name, saved = _read_single_net(Path(source), base)
         description = NetDescription(saved.description["components"][name], saved.description.get("frozen", {}))
-        state, is_fused = component_state(saved.state, name), name in saved.fused
     with seeded_rng(seed):
         net = build(description.spec, base)
-    if state:
-        load_weights(net, state, is_fused)
+    if saved is not None:
+        saved.load_weights({name: net})
     if hasattr(net, "remove_weight_norm_"):
         net.remove_weight_norm_()
     return net.requires_grad_(False).eval(), description
@@ -164,7 +154,8 @@ def load_net(
 
 def _read_single_net(source: Path, base: type[nn.Module]) -> tuple[str, Components]:
     """Find the only net of a base class: its name, and all that was saved with it."""
-    path = find_run_path(source) or source
+    has_weights = is_export(source) or any(source.glob("*.ckpt"))
+    path = source if has_weights else find_latest_run(source) or source
     if not path.exists():
         raise FileNotFoundError(f"no run, checkpoint or export at {source}: train that stage first, or name its source")
     saved = read_components(path)

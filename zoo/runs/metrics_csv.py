@@ -36,16 +36,10 @@ class MetricsCSV(Logger):
     def __init__(self, save_dir: str | Path, file_name: str = CSV_NAME, step: int | None = None) -> None:
         super().__init__()
         self._step = step
-        self._folder = Path(save_dir)
-        self._file_name = file_name
+        self.path = Path(save_dir) / file_name
         self._columns: list[str] | None = None
         self._pending: list[Row] = []
         self._warned = False
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-        return self._folder / self._file_name
 
     @property
     def name(self) -> str:
@@ -57,7 +51,7 @@ class MetricsCSV(Logger):
     @property
     def save_dir(self) -> str:
         """The run folder."""
-        return str(self._folder)
+        return str(self.path.parent)
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Ignore hyperparameters: config.yaml in the same folder holds them."""

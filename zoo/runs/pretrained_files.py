@@ -51,10 +51,8 @@ def check_settings(settings: Mapping[str, Any], path: str) -> None:
             raise ValueError(f"{path}: {key} {value!r} downloads code or weights by itself; use another model")
 
 
-def check_pretrained(source: str, revision: str | None = None, **options: Any) -> None:
+def check_pretrained(source: str, revision: str | None = None, local_files_only: bool = False) -> None:
     """Check the files of a model or tokenizer, hub id or folder; what is missing is left to the loader's own message.
-
-    `options` may have `local_files_only`.
 
     Raises:
         ValueError: naming the file, and the setting in it.
@@ -62,14 +60,12 @@ def check_pretrained(source: str, revision: str | None = None, **options: Any) -
     from transformers import PretrainedConfig
     from transformers.utils import find_adapter_config_file
 
-    offline = {key: value for key, value in options.items() if key == "local_files_only"}
-    folder = Path(source)
     for pattern, key in FILE_LISTS.items():
-        for file in sorted(folder.glob(pattern)):
+        for file in sorted(Path(source).glob(pattern)):
             _check_file_names(file, key)
     try:
-        adapter = find_adapter_config_file(source, revision=revision, **offline)
-        settings, _ = PretrainedConfig.get_config_dict(source, revision=revision, **offline)
+        adapter = find_adapter_config_file(source, revision=revision, local_files_only=local_files_only)
+        settings, _ = PretrainedConfig.get_config_dict(source, revision=revision, local_files_only=local_files_only)
     except OSError:
         return
     if adapter is not None:
@@ -103,7 +99,7 @@ def from_pretrained(cls: Any, source: str, revision: str | None = None, **option
     """
     if not Path(source).is_dir() and not _hub_answers(source, revision):
         options["local_files_only"] = True
-    check_pretrained(source, revision, **options)
+    check_pretrained(source, revision, options.get("local_files_only", False))
     try:
         with suppress_loading_messages():
             return cls.from_pretrained(source, revision=revision, trust_remote_code=False, **options)

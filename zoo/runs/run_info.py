@@ -15,6 +15,7 @@ import time
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -296,9 +297,7 @@ def tail_lines(path: Path, lines: int = 60) -> str:
 def trained_seconds(folder: Path) -> float | None:
     """Return the seconds from the first line of train.log to the last change, without the pauses before a resume."""
     text = _read_text(folder / LOG_NAME)
-    marks = [
-        (time.mktime(time.strptime(match[1], "%Y-%m-%d %H:%M:%S")), match.start()) for match in _TIME.finditer(text)
-    ]
+    marks = [(datetime.fromisoformat(match[1]).timestamp(), match.start()) for match in _TIME.finditer(text)]
     if not marks:
         return None
     marks.append((_last_change(folder), len(text)))  # a run that still trains or was killed logs values, no lines

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from zoo.common.checks import check_at_least
-from zoo.training.resume import BucketBatchSampler, EvaluationSampler, ResumableBatchSampler, describe_data_changes
+from zoo.training.resume import BucketBatchSampler, ResumableBatchSampler, describe_data_changes
 
 log = logging.getLogger(__name__)
 
@@ -102,8 +102,9 @@ class ZooDataModule(L.LightningDataModule):
 
     def evaluation_loader(self, dataset: Dataset[Any]) -> DataLoader[Any]:
         """Build the loader of this rank's slice of an evaluation set, one item a batch."""
-        sampler = EvaluationSampler(len(dataset), *self._rank_and_world())  # type: ignore[arg-type]
-        return self.loader(dataset, batch_size=1, sampler=sampler, collate_fn=self.collate)
+        rank, world = self._rank_and_world()
+        indices = range(rank, len(dataset), world)  # type: ignore[arg-type]
+        return self.loader(dataset, batch_size=1, sampler=indices, collate_fn=self.collate)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Build the loader of this rank's slice of the validation set."""

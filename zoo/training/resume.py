@@ -132,19 +132,6 @@ class BucketBatchSampler(ResumableBatchSampler):
         self._longest_first = True
 
 
-class EvaluationSampler(Sampler[int]):
-    """Every world-th index from the rank-th on, once each: an evaluation counts no item twice."""
-
-    def __init__(self, size: int, rank: int, world: int) -> None:
-        self.indices = range(rank, size, world)
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.indices)
-
-
 def describe_data_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """Describe in one line how the data facts of a resumed run differ from the checkpoint's; None without changes."""
     changed = [key for key in now if key in before and before[key] != now[key]]

@@ -41,9 +41,8 @@ def find_precision(*fit: str, steps: int = 4) -> int:
     """Compare precisions on a recipe's first steps.
 
     Each precision trains the same batches with the same random numbers, on one device: float32, bfloat16, on CUDA
-    float16.
-    Differences are relative to float32: of the mean loss, and of the first optimizer step's gradients. Memory is the
-    peak on CUDA, elsewhere that of weights, gradients, optimizers and activations.
+    float16. Differences are relative to float32: of the mean loss, and of the first optimizer step's gradients. Memory
+    is the peak on CUDA, elsewhere that of weights, gradients, optimizers and activations.
 
     Args:
         *fit: a recipe, fragments and options of `zoo fit`; `--ckpt_path RUN` starts from a run's weights.

@@ -20,7 +20,7 @@ from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.data.tokens import FILE, LENGTH, LINE, PROMPT, TextRows, TokenTable, join_rows, tokenise, tokenise_files
 from zoo.common.checks import check_at_least
 from zoo.training.datamodule import ZooDataModule
-from zoo.training.resume import EvaluationSampler, ResumableBatchSampler, item_seed
+from zoo.training.resume import ResumableBatchSampler, item_seed
 
 log = logging.getLogger(__name__)
 
@@ -155,11 +155,11 @@ class TextData(ZooDataModule):
     def evaluation_loader(self, dataset: Dataset[Any]) -> DataLoader[Any]:
         """This rank's slice of an evaluation set, sorted by length, the longest first; agents share its batches."""
         rank, world = self._rank_and_world()
-        sampler = EvaluationSampler(len(dataset), rank, world)  # type: ignore[arg-type]
+        indices = range(rank, len(dataset), world)  # type: ignore[arg-type]
         size = self.batch_size
         if self.token_budget is not None:
             size = max(1, self.token_budget // (self.max_length * self.agents))
-        return self.loader(dataset, batch_size=size, sampler=sampler, collate_fn=self.collate_shared)
+        return self.loader(dataset, batch_size=size, sampler=indices, collate_fn=self.collate_shared)
 
     def collate(self, items: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Join training rows."""

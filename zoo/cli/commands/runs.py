@@ -103,6 +103,7 @@ def comparison_tables(comparison: comparing.RunComparison, metrics: Sequence[str
     """Make the tables of a comparison by their titles: a name and a cell for each run in each row."""
     seconds = [run_info.trained_seconds(run.folder) for run in comparison.runs]
     results = comparing.result_table(comparison, metrics)
+    config = comparison.config.items()
     return {
         "run": [
             ["recipe", *(run.recipe for run in comparison.runs)],
@@ -110,7 +111,7 @@ def comparison_tables(comparison: comparing.RunComparison, metrics: Sequence[str
             ["step", *map(format_steps, comparison.runs)],
             ["time", *("-" if each is None else format_duration(each) for each in seconds)],
         ],
-        "config": [[key, *map(comparing.format_value, values)] for key, values in comparison.config.items()],
+        "config": [[key, *("-" if value is None else str(value) for value in row)] for key, row in config],
         "lowest ↓ or highest ↑ (last)": [[metric, *values] for metric, values in results.items()],
     }
 

@@ -21,7 +21,7 @@ from zoo.flow.data.points import PointSet
 from zoo.flow.process.coupling import PooledTransport
 from zoo.flow.process.time_samplers import EVALUATION_TIMES
 from zoo.training.datamodule import ZooDataModule
-from zoo.training.resume import EvaluationSampler, item_seed
+from zoo.training.resume import item_seed
 
 log = logging.getLogger(__name__)
 
@@ -67,9 +67,9 @@ class FlowData(ZooDataModule):
     def evaluation_loader(self, dataset: Dataset[Any]) -> DataLoader[Any]:
         """This rank's slice of an evaluation set, in batches that need about the memory of one in training."""
         rank, world = self._rank_and_world()
-        part = EvaluationSampler(len(dataset), rank, world)  # type: ignore[arg-type]
+        indices = range(rank, len(dataset), world)  # type: ignore[arg-type]
         size = max(1, self.batch_size // EVALUATION_TIMES)
-        return self.loader(dataset, batch_size=size, sampler=part, collate_fn=self.collate)
+        return self.loader(dataset, batch_size=size, sampler=indices, collate_fn=self.collate)
 
 
 class ImageData(FlowData):

@@ -26,7 +26,7 @@ from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner
 from zoo.miipher.nets.families import MelFamily
 from zoo.miipher.options import check_fit
-from zoo.runs.components import component_state, is_export, load_weights, read_components
+from zoo.runs.components import is_export, read_components
 from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE
 from zoo.runs.load import build_components
 from zoo.runs.pretrained_files import load_config
@@ -161,19 +161,18 @@ class MiipherConverter(Converter[MiipherFile]):
 
     def from_zoo(self, source: Path, target: Path, backbone: Path | str | None = None) -> dict[str, Any]:
         """Write a checkpoint, run or export of ours in the originals' layouts, with its averaged weights if any."""
-        specs, state, fused = read_components(source, ema=True)
+        saved = read_components(source, ema=True)
+        specs = saved.description
         if not str(specs["inference"]).startswith("zoo.miipher."):
             raise ValueError(f"{source} is no Miipher-2 checkpoint of the zoo: its inference is {specs['inference']}")
         components = build_components(specs, source if source.is_dir() else source.parent)
-        for name, component in components.items():
-            if isinstance(component, nn.Module):
-                load_weights(component, component_state(state, name), name in fused)
+        saved.load_weights(components)
         encoder, generator = components.get("encoder"), components.get("generator")
         step, rate = int(specs.get("step") or 0), int(components.get("sample_rate", SAMPLE_RATE))
         nets: Nets = {"adapter": encoder} if isinstance(encoder, Cleaner) else {}
         nets |= {"vocoder": generator} if generator is not None else {}
         files = _target_files(nets, target, step)
-        discriminators = {key: value for key, value in state.items() if key.startswith(("mpd.", "msd."))}
+        discriminators = {key: value for key, value in saved.state.items() if key.startswith(("mpd.", "msd."))}
         config = None if is_export(source) else specs.get("original_config")
 
         def write(folder: Path) -> list[Path]:
@@ -194,7 +193,7 @@ class MiipherConverter(Converter[MiipherFile]):
                 (folder / CONFIG_NAME).write_text(json.dumps(unified, indent=2), encoding="utf-8")
             written = [target / name for name in [*names, CONFIG_NAME]]
         notes = ["the generator had no weight norm: it was added again, its function is the same"]
-        notes = (notes if "generator" in fused else []) + ([EMA_NOTE] if specs.get("averaged") else [])
+        notes = (notes if "generator" in saved.fused else []) + ([EMA_NOTE] if specs.get("averaged") else [])
         return {"target": written, "step": step, "notes": notes}
 
 

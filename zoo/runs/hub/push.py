@@ -92,15 +92,12 @@ def push(
         folder = Path(temporary) / "model"
         title = write_package(folder, path, model, license, evaluation)
         with explain_hub_errors(subject):
-            commit, is_new = _upload(folder, model, private, message or title)
+            commit, is_new = _upload(hub, folder, model, private, message or title)
     print(f"{'pushed' if is_new else 'nothing new in'} {endpoint()}/{model.repo}\n  {HubName(model.repo, commit)}")
 
 
-def _upload(folder: Path, model: HubName, private: bool, message: str) -> tuple[str, bool]:
+def _upload(hub: Any, folder: Path, model: HubName, private: bool, message: str) -> tuple[str, bool]:
     """Upload a folder as one commit; return the commit, and whether anything changed."""
-    from huggingface_hub import HfApi
-
-    hub = HfApi()
     hub.create_repo(model.repo, private=private or None, exist_ok=True)
     if model.revision is not None:
         hub.create_branch(model.repo, branch=model.revision, exist_ok=True)

@@ -60,26 +60,25 @@ def list_input_files(input: Path, output: Path, suffixes: Sequence[str], output_
         raise FileNotFoundError(f"--input {input}: no such file or folder")
     if output.is_file() or (input.is_dir() and output.resolve() == root):
         raise ValueError(f"--output {output} is a file or the input folder itself; name another folder")
-    paths, skipped = [], Counter[str]()
+    stems, skipped = dict[str, str](), Counter[str]()
     for path in _walk(root, os.path.realpath(output), skipped) if input.is_dir() else [str(root / input.name)]:
-        suffix = os.path.splitext(path)[1].lower()
-        if suffix in suffixes:
-            paths.append(path)
+        stem, suffix = os.path.splitext(path)
+        if suffix.lower() in suffixes:
+            stems[path] = stem
         else:
-            skipped[suffix or "without suffix"] += 1
+            skipped[suffix.lower() or "without suffix"] += 1
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()) if count)
-    if not paths:
+    if not stems:
         raise ValueError(f"--input {input}: no file ends in {', '.join(suffixes)}; left out {reasons or 'nothing'}")
     if reasons:
         log.warning("%s: left out %s", input, reasons)
-    stems = Counter(os.path.splitext(path)[0] for path in paths)
-    files = []
-    for path in sorted(paths):
-        stem = os.path.splitext(path)[0]
-        name = path if stems[stem] > 1 else stem
-        files.append(InputFile(path, os.path.relpath(name, root) + output_suffix))
+    namesakes = Counter(stems.values())
+    files = [
+        InputFile(path, os.path.relpath(path if namesakes[stem] > 1 else stem, root) + output_suffix)
+        for path, stem in sorted(stems.items())
+    ]
     counts = Counter([*(file.target for file in files), MANIFEST_NAME, SETTINGS_NAME, SUMMARY_NAME])
-    counts.update(os.path.relpath(path, os.path.realpath(output)) for path in paths)
+    counts.update(os.path.relpath(path, os.path.realpath(output)) for path in stems)
     if clashes := [file.target for file in files if counts[file.target] > 1]:
         raise ValueError(
             f"{output / clashes[0]} would overwrite an input or another result; rename the input or name another output"

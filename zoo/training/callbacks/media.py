@@ -107,9 +107,8 @@ def log_table(task: L.LightningModule, name: str, columns: Sequence[str], rows: 
     if any(len(row) != len(columns) for row in rows):
         raise ValueError(f"log_table({name!r}): expected {len(columns)} cells in every row")
     content = csv_table(columns, [dict(zip(columns, row, strict=True)) for row in rows])
-    texts = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
     table = {"columns": list(columns), "data": [*map(list, rows)]}
-    board = {"text_string": markdown_table(columns, texts)}
+    board = {"text_string": markdown_table(columns, rows)}
     _write_and_log(task, name, ".csv", content, ("log_table", table), ("add_text", board))
 
 
