@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -115,10 +116,8 @@ def collect(
         row = bar.add_task(f"histories in {output.name}", total=made * streams * learned)
         for number, part in pending:
             seeds = [item_seed(seed, 0, task) for task in part]
-            request = HistoryRequest(
-                env, env.tasks()[part], seeds, streams, learned, lambda count: bar.advance(row, count)
-            )
-            histories = algorithm.histories(request)
+            advance = partial(bar.advance, row)
+            histories = algorithm.histories(HistoryRequest(env, env.tasks()[part], seeds, streams, learned, advance))
             writer.write(number, keep_every_nth_episode(histories, steps, episode_stride))
     return {"made": made, "skipped": sum(len(part) for _, part in shards[rank::world_size]) - made}
 

@@ -209,8 +209,7 @@ def degrade(
     utterances = list_utterances(clean, kind)
     val_items = _default_val_items(clean, len(utterances)) if val_items is None else val_items
     jobs = assign_copies(utterances, copies, seed, val_items)
-    noises = _load_noises(noise, cache, sample_rate)
-    rirs = rooms.load_rirs(rir, sample_rate, 200)
+    noises, rirs = _load_noises(noise, cache, sample_rate), rooms.load_rirs(rir, sample_rate, 200)
     worker = DegradationWorker(degrader or getattr(Degrader, recipe)(), noises, rirs, sample_rate, clean, output)
     settings: Row = {"copies": copies, "sample_rate": sample_rate, "seed": seed, "val_items": val_items}
     settings["utterances"] = _digest([[utterance.name for utterance in utterances]])
