@@ -114,3 +114,9 @@ def test_a_warmup_below_one_is_a_share_of_the_steps(schedule):
     assert rates[0] == rates[1] == rates[2] == rates[3] and rates[0][0] == 1 / 4
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     assert [schedule(optimizer, *each).rise for each in ((0.29, 100), (0.03, 10), (0.0, 10))] == [29, 1, 0]
+
+
+def test_a_constant_rate_needs_no_total():
+    made = WarmupConstant(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0), 3)
+    set_total_steps(made, SimpleNamespace(max_steps=-1))
+    assert "total_steps" not in made.state_dict()

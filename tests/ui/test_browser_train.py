@@ -73,9 +73,9 @@ def test_a_recipe_is_edited_started_and_stopped(server: Server, browser: Any) ->
     page.get_by_text("Every key and value is valid.").wait_for()
     write(page, "Steps", "100000")
     page.get_by_role("button", name="Every key").click()
-    keys = page.get_by_label("Search keys and values")
+    keys = page.get_by_label("Search keys")
     keys.fill("wandb.proj")
-    page.get_by_role("option", name="wandb.project: zoo").click()
+    page.get_by_role("option", name="wandb.project", exact=True).click()
     page.get_by_label("wandb.project (YAML)").fill("trainer")  # the name of a folder, and no path
     keys.fill("model.loss_weights.g/mel=30")
     page.keyboard.press("Enter")

@@ -27,10 +27,9 @@ class _ClosedForm(LRScheduler):
 
 
 class _Warmup(_ClosedForm):
-    """Base of the schedules that begin with a linear warm-up, whose steps may be a share of `total_steps` below 1."""
+    """Base of the schedules that begin with a linear warm-up."""
 
     start_at_zero = False
-    total_steps: int | None = None
 
     def __init__(self, optimizer: Optimizer, warmup_steps: int | float) -> None:
         check_at_least(0, warmup_steps=warmup_steps)
@@ -41,10 +40,8 @@ class _Warmup(_ClosedForm):
 
     @property
     def rise(self) -> int:
-        """Steps of the warm-up, a share rounded up; 0 for a share of a total that is not known yet."""
-        if self.warmup_steps >= 1:
-            return int(self.warmup_steps)
-        return math.ceil(round(self.warmup_steps * (self.total_steps or 0), 6))  # 0.29 of 100 is not 29 in floats
+        """Steps of the warm-up."""
+        return int(self.warmup_steps)
 
     def factor(self, step: int) -> float:
         """Return the factor on the base rates."""
@@ -95,6 +92,12 @@ class WarmupLinear(_Warmup):
         self.min_factor = min_factor
         self.start_at_zero = start_at_zero
         super().__init__(optimizer, warmup_steps)
+
+    @property
+    def rise(self) -> int:
+        """Steps of the warm-up, a share rounded up; 0 for a share of a total that is not known yet."""
+        share = self.warmup_steps if self.warmup_steps < 1 else 0
+        return super().rise + math.ceil(round(share * (self.total_steps or 0), 6))  # 0.29 of 100 is not 29 in floats
 
     def decay(self, step: int) -> float:
         """Return the factor `step` steps after the warm-up."""

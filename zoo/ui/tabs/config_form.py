@@ -22,7 +22,6 @@ from zoo.ui.tabs.config_edits import (
 )
 
 ROOT_KEY, WEIGHTS_KEY = "data.init_args.root", "init_from"
-MAX_VALUE = 60  # characters
 GROUPS = ("Training", "Performance", "What trains", "Protection", "Intervals")
 HIDDEN_KEYS = (*SWITCHES, "config", "ckpt_path", "trainer.default_root_dir")  # the page sets them
 
@@ -181,7 +180,7 @@ class ConfigForm:
         self._groups = {group: ui.expansion(group, value=group == GROUPS[0]) for group in GROUPS}
         with ui.expansion("Every key", on_value_change=self._refresh_keys) as self.all_keys:
             self.key = ui.select(
-                {}, label="Search keys and values", with_input=True, new_value_mode="add-unique",
+                [], label="Search keys", with_input=True, new_value_mode="add-unique",
                 on_change=self._open_key,
             )  # fmt: skip
             self.key.props('outlined dense hint="or key=value and Enter, such as model.loss_weights.g/mel=30"')
@@ -224,12 +223,11 @@ class ConfigForm:
         self._refresh_keys()
 
     def _refresh_keys(self) -> None:
-        """Offer every key with its value, unless the list is closed, or holds what is typed or refused: it would go."""
+        """Offer every key, unless the list is closed, or holds what is typed or refused: new options clear it."""
         if self.all_keys.value and not self._searching and not self.key.error:
             keys = [key for key in self.edits.values if not any(overlap(key, each) for each in HIDDEN_KEYS)]
-            options = {key: f"{key}: {as_text(self.edits.values[key])[:MAX_VALUE]}" for key in keys}
-            if options != self.key.options:
-                self.key.set_options(options)
+            if keys != self.key.options:
+                self.key.set_options(keys)
 
     def _open_key(self) -> None:
         key, equals, text = str(self.key.value or "").partition("=")
