@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.faults.bad_audio import BAD, ODD, RATE, corpus
+from tests.audio.bad_audio import BAD, ODD, RATE, corpus
 from tests.harness import SMOKE, TOY_ARGS, TOY_FIT, error_line, forked, good
 from zoo.audio.corpora.corpus import CorpusOptions
 from zoo.audio.io import files

@@ -7,7 +7,7 @@ import pytest
 import torch
 from toy_wing.data import PairData
 
-from tests.faults.bad_audio import RATE
+from tests.audio.bad_audio import RATE
 from tests.harness import SMOKE, TOY_FIT, assert_equal_runs, forked, good
 from zoo.audio.corpora.corpus import CorpusOptions
 from zoo.audio.corpora.synthetic import write_synthetic_corpus

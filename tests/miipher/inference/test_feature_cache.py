@@ -5,7 +5,7 @@ import pytest
 import torch
 import yaml
 
-from tests.faults.bad_audio import RATE, TONE, corpus
+from tests.audio.bad_audio import RATE, TONE, corpus
 from tests.miipher.parts import CONFIGS, backbone
 from zoo.cli.main import main
 from zoo.miipher.inference.features import FeatureExtractor, read_encoder

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.faults.bad_audio import BAD, RATE, TONE, corpus
+from tests.audio.bad_audio import BAD, RATE, TONE, corpus
 from tests.miipher.stand_ins import restorer
 from zoo.audio.io import files
 from zoo.miipher.inference.restorer import Restorer
