@@ -25,6 +25,6 @@ def test_tasks_are_exact_and_held_out(name):
 
 def test_arms_have_the_size_and_compute_that_they_state():
     for name, arm in ARMS.items():
-        assert arm.count * arm.rank == COUNT * RANK, name
-    examples = {name: arm.count * arm.batch * arm.steps for name, arm in ARMS.items()}
+        assert arm.agents * arm.rank == COUNT * RANK, name
+    examples = {name: arm.agents * arm.batch * arm.steps for name, arm in ARMS.items()}
     assert {examples[name] for name in (*crowds.EQUAL_COMPUTE, "seeds", "splits")} == {examples["seeds"]}

@@ -28,6 +28,6 @@ def test_controls_find_their_keys_in_every_smoke_recipe() -> None:
 def test_a_refused_entry_stays_with_its_error() -> None:
     form = ConfigForm(ConfigEdits({"seed_everything": 1}), {}, lambda: None, {})
     form.all_keys.set_value(True)
-    form.key.set_options({**form.key.options, "a b=1": "a b=1"}, value="a b=1")  # as the browser sends it
+    form.key.set_options([*form.key.options, "a b=1"], value="a b=1")  # as the browser sends it
     form.refresh()
     assert form.key.value == "a b=1" and "expected key=value" in form.key.error
