@@ -102,9 +102,12 @@ class ZooDataModule(L.LightningDataModule):
 
     def evaluation_loader(self, dataset: Dataset[Any]) -> DataLoader[Any]:
         """Build the loader of this rank's slice of an evaluation set, one item a batch."""
+        return self.loader(dataset, batch_size=1, sampler=self.rank_indices(dataset), collate_fn=self.collate)
+
+    def rank_indices(self, dataset: Dataset[Any]) -> range:
+        """Return the items of an evaluation set that this rank takes."""
         rank, world = self._rank_and_world()
-        indices = range(rank, len(dataset), world)  # type: ignore[arg-type]
-        return self.loader(dataset, batch_size=1, sampler=indices, collate_fn=self.collate)
+        return range(rank, len(dataset), world)  # type: ignore[arg-type]
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Build the loader of this rank's slice of the validation set."""

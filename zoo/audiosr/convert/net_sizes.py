@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from zoo.audiosr.convert.layouts import LAYOUTS, PROJECTION, AudioSRFile, count_transformers
@@ -185,16 +186,7 @@ def describe_nets(file: AudioSRFile) -> dict[str, dict[str, Any]]:
         source = OriginalFile(file.layout, file.parts[name], file.component_settings(name))
         descriptions[name] = fill_description(net.description, source, f"{file.path} ({name})")
         if name != "global_encoder" or file.layout == "model.py":
-            arguments = descriptions[name]["init_args"]
-            values = autoencoder_settings(arguments) if net.keys is None else original_settings(arguments, net.keys)
-            for key, value in values.items():
-                expected = source.settings.get(key)
-                if key == "attention_resolutions" and expected is not None:
-                    expected = sorted(expected)
-                if None not in (value, expected) and value != expected:
-                    raise ValueError(
-                        f"{file.path}: {key} is {value} by its tensors, {expected} in the configuration's {net.section}"
-                    )
+            _check_settings(descriptions[name]["init_args"], source.settings, net, file.path)
     encoder = descriptions.get("global_encoder", {}).get("init_args")
     if encoder and (encoder["heads"] < 1 or encoder["channels"] % encoder["heads"]):
         raise ValueError(
@@ -202,3 +194,16 @@ def describe_nets(file: AudioSRFile) -> dict[str, dict[str, Any]]:
             "channels"
         )
     return descriptions
+
+
+def _check_settings(arguments: Mapping[str, Any], settings: Mapping[str, Any], net: Net, path: Path | None) -> None:
+    """Refuse a configuration that differs from what the tensors' shapes say."""
+    values = autoencoder_settings(arguments) if net.keys is None else original_settings(arguments, net.keys)
+    for key, value in values.items():
+        expected = settings.get(key)
+        if key == "attention_resolutions" and expected is not None:
+            expected = sorted(expected)
+        if None not in (value, expected) and value != expected:
+            raise ValueError(
+                f"{path}: {key} is {value} by its tensors, {expected} in the configuration's {net.section}"
+            )

@@ -154,12 +154,10 @@ class TextData(ZooDataModule):
 
     def evaluation_loader(self, dataset: Dataset[Any]) -> DataLoader[Any]:
         """This rank's slice of an evaluation set, sorted by length, the longest first; agents share its batches."""
-        rank, world = self._rank_and_world()
-        indices = range(rank, len(dataset), world)  # type: ignore[arg-type]
         size = self.batch_size
         if self.token_budget is not None:
             size = max(1, self.token_budget // (self.max_length * self.agents))
-        return self.loader(dataset, batch_size=size, sampler=indices, collate_fn=self.collate_shared)
+        return self.loader(dataset, batch_size=size, sampler=self.rank_indices(dataset), collate_fn=self.collate_shared)
 
     def collate(self, items: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Join training rows."""

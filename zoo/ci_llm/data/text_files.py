@@ -120,8 +120,11 @@ def text_fields(path: Path) -> list[str]:
     """The names of the texts in the first record of a file; of Parquet and Arrow, of the columns of texts."""
     if path.suffix in TABLES:
         schema = open_table(path, schema_only=True)
-        types = {field.name: str(field.type).removeprefix("dictionary<values=") for field in schema}
-        return [name for name, kind in types.items() if kind.startswith(("string", "large_string"))]
+        from pyarrow import types  # `open_table` says where it is missing
+
+        kinds = {each.name: each.type.value_type if types.is_dictionary(each.type) else each.type for each in schema}
+        is_text = (types.is_string, types.is_large_string, types.is_string_view)
+        return [name for name, kind in kinds.items() if any(each(kind) for each in is_text)]
     with path.open("rb") as file:
         line = next(filter(bytes.strip, file), b"{}")
     try:

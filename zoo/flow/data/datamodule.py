@@ -66,10 +66,8 @@ class FlowData(ZooDataModule):
 
     def evaluation_loader(self, dataset: Dataset[Any]) -> DataLoader[Any]:
         """This rank's slice of an evaluation set, in batches that need about the memory of one in training."""
-        rank, world = self._rank_and_world()
-        indices = range(rank, len(dataset), world)  # type: ignore[arg-type]
         size = max(1, self.batch_size // EVALUATION_TIMES)
-        return self.loader(dataset, batch_size=size, sampler=indices, collate_fn=self.collate)
+        return self.loader(dataset, batch_size=size, sampler=self.rank_indices(dataset), collate_fn=self.collate)
 
 
 class ImageData(FlowData):

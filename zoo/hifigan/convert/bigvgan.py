@@ -56,6 +56,7 @@ def filters_match(filters: Mapping[str, Tensor]) -> bool:
     expected = low_pass_filter()[None, None]
     return all(
         each.shape == expected.shape
+        and each.is_floating_point()
         and torch.allclose(each.float(), expected, atol=max(1e-6, torch.finfo(each.dtype).eps))
         for each in filters.values()
     )
