@@ -89,6 +89,7 @@ class PrefixScorer:
         self.cache = DynamicCache(config=crowd.backbone.model.config)
         self.mask = attention_mask
 
+    @torch.inference_mode()
     def __call__(self, tokens: Tensor, keep: int) -> Tensor:
         """Append tokens (..., L), first the prompts; return log-probabilities (K, B, L, V), or of the last `keep`."""
         new = self.cache.get_seq_length() + tokens.shape[-1] - self.mask.shape[-1]

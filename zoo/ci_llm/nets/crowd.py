@@ -200,7 +200,7 @@ class Crowd(nn.Module):
             )  # fmt: skip
         states = result.hidden_states[layer].unflatten(0, (-1, rows)) if hidden else None  # (n or 1, B, T, D)
         return CrowdOutput(
-            (result.logits if indices is None else result.logits[0]).unflatten(0, shape),
+            (result.logits if indices is None else result.logits.squeeze(0)).unflatten(0, shape),
             states.expand(count, -1, -1, -1) if states is not None else None,
         )
 
