@@ -1,8 +1,9 @@
 """Pair Asterisk's prompts, at 8 kHz and at 16 kHz: python scripts/prepare_asterisk.py --output FOLDER.
 
 Debian's packages asterisk-core-sounds-{en,es,fr,it,ru}-{wav,g722} hold the same prompts for narrowband and wideband
-telephones. FOLDER gets `narrow/LANGUAGE/*.wav` at 8 kHz and `wide/LANGUAGE/*.wav` at 16 kHz, in time with each other.
-Pairs whose bands do not agree are left out. Needs `pip install 'zoo[evidence]'`.
+telephones. FOLDER gets them in time with each other, as AudioSR's data takes pairs: English prompts in
+`train/{low,high}`, a selection of each other language in `valid/{low,high}`. Pairs whose bands do not agree are left
+out. Needs `pip install 'zoo[evidence]'`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ NARROW, WIDE, BITS = 8000, 16000, 64000  # Hz, Hz, bits/s
 BAND = (800.0, 3000.0)  # Hz; both telephones pass it, and below it the filter of the narrowband one turns the phase
 MAX_LAG = 80  # samples at 16 kHz
 MIN_SECONDS, MIN_CORRELATION = 0.3, 0.9
+TRAINED = "en"
+HELD_OUT, HELD_OUT_SECONDS = 16, (1.5, 6.0)  # prompts of each other language, evenly chosen of those of such lengths
 
 
 def align(narrow: np.ndarray, wide: np.ndarray) -> tuple[np.ndarray, float]:
@@ -40,6 +43,17 @@ def align(narrow: np.ndarray, wide: np.ndarray) -> tuple[np.ndarray, float]:
     return shifted, float(correlations[middle + lag]) / norm
 
 
+def read_pair(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
+    """Read a .g722 file and the .wav beside it: (T,) at 8 kHz, (2 T,) at 16 kHz; None where they do not agree."""
+    narrow, rate = soundfile.read(path.with_suffix(".wav"), dtype="float32")
+    wide = np.asarray(G722.G722(WIDE, BITS).decode(path.read_bytes()), np.float32) / 32768
+    if rate != NARROW or len(narrow) < MIN_SECONDS * NARROW:
+        return None
+    wide, correlation = align(narrow, wide)
+    size = min(len(narrow), len(wide) // 2)
+    return (narrow[:size], wide[: 2 * size]) if correlation >= MIN_CORRELATION else None
+
+
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
@@ -48,22 +62,19 @@ def main() -> None:
     arguments = parser.parse_args()
     for voice in sorted(arguments.sounds.iterdir()):
         paths = [path for path in sorted(voice.rglob("*.g722")) if path.with_suffix(".wav").is_file()]
-        seconds = count = 0.0
-        for path in paths:
-            narrow, rate = soundfile.read(path.with_suffix(".wav"), dtype="float64")
-            samples = G722.G722(WIDE, BITS).decode(path.read_bytes())
-            wide = np.asarray(samples, np.float64) / 32768
-            if rate != NARROW or len(narrow) < MIN_SECONDS * NARROW:
-                continue
-            wide, correlation = align(narrow, wide)
-            if correlation < MIN_CORRELATION:
-                continue
-            size = min(len(narrow), len(wide) // 2)
-            name = f"{voice.name}/{'_'.join(path.relative_to(voice).with_suffix('').parts)}.wav"
-            files.write(arguments.output / "narrow" / name, narrow[:size].astype(np.float32), NARROW)
-            files.write(arguments.output / "wide" / name, wide[: 2 * size].astype(np.float32), WIDE)
-            count, seconds = count + 1, seconds + size / NARROW
-        print(f"{voice.name}: {count:.0f} of {len(paths)} prompts, {seconds / 60:.1f} minutes")
+        pairs = {path: pair for path in paths if (pair := read_pair(path)) is not None}
+        part = "train" if voice.name.startswith(TRAINED) else "valid"
+        if part == "valid":
+            low, high = (seconds * NARROW for seconds in HELD_OUT_SECONDS)
+            usable = [path for path, (narrow, _) in pairs.items() if low <= len(narrow) <= high]
+            pairs = {usable[int(number)]: pairs[usable[int(number)]]
+                     for number in np.linspace(0, len(usable) - 1, min(HELD_OUT, len(usable)))}  # fmt: skip
+        for path, (narrow, wide) in pairs.items():
+            name = f"{voice.name[:2]}_{'_'.join(path.relative_to(voice).with_suffix('.wav').parts)}"
+            files.write(arguments.output / part / "low" / name, narrow, NARROW)
+            files.write(arguments.output / part / "high" / name, wide, WIDE)
+        minutes = sum(len(narrow) for narrow, _ in pairs.values()) / NARROW / 60
+        print(f"{voice.name}: {len(pairs)} of {len(paths)} prompts, {minutes:.1f} minutes, in {part}")
 
 
 if __name__ == "__main__":
