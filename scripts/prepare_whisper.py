@@ -20,7 +20,7 @@ from transformers import (
     WhisperConfig,
     WhisperFeatureExtractor,
     WhisperForConditionalGeneration,
-    WhisperTokenizerFast,
+    WhisperTokenizer,
 )
 
 TYPES = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16}  # CTranslate2's numbers of types
@@ -98,20 +98,19 @@ def main() -> None:
     state = rename(read_ctranslate2(source / "model.bin"))
     state["proj_out.weight"] = state["model.decoder.embed_tokens.weight"]
     tokens = {"bos_token_id": END, "eos_token_id": END, "pad_token_id": END, "decoder_start_token_id": START}
-    model = WhisperForConditionalGeneration(WhisperConfig(**SIZES, **tokens))
+    model = WhisperForConditionalGeneration(WhisperConfig.from_dict({**SIZES, **tokens}))
     model.load_state_dict(state)
     suppressed = json.loads((source / "config.json").read_text())
     model.generation_config = GenerationConfig(
         **tokens,
         max_length=448,
-        forced_decoder_ids=[[1, NO_TIMESTAMPS]],
         no_timestamps_token_id=NO_TIMESTAMPS,
         suppress_tokens=suppressed["suppress_ids"],
         begin_suppress_tokens=suppressed["suppress_ids_begin"],
         is_multilingual=False,
     )
     model.save_pretrained(output)
-    WhisperTokenizerFast(tokenizer_file=str(source / "tokenizer.json")).save_pretrained(output)
+    WhisperTokenizer(tokenizer_file=str(source / "tokenizer.json")).save_pretrained(output)
     WhisperFeatureExtractor().save_pretrained(output)
 
 
