@@ -39,7 +39,7 @@ class PeftTraining:
     def __init__(self, models: Sequence[Any], batches: Sequence[Batch], lr: float) -> None:
         self.batches, self.losses = cycle(batches), list[Tensor]()
         weights = [[each for each in model.parameters() if each.requires_grad] for model in models]
-        self.pairs = [(model.train(), torch.optim.AdamW(own, lr)) for model, own in zip(models, weights, strict=True)]
+        self.pairs = [(model.train(), torch.optim.AdamW(each, lr)) for model, each in zip(models, weights, strict=True)]
 
     def __call__(self) -> None:
         """Take a step of each model."""
@@ -82,13 +82,13 @@ def adapt(model: Any, crowd: Crowd, agents: Sequence[int]) -> Any:
     """A model of peft with the adapters of these agents, `agent<k>`."""
     from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 
-    own = crowd.agents
-    lora = LoraConfig(r=own.rank, lora_alpha=int(own.alpha), target_modules=list(own.targets), task_type="CAUSAL_LM")
+    source, alpha = crowd.agents, int(crowd.agents.alpha)
+    lora = LoraConfig(r=source.rank, lora_alpha=alpha, target_modules=list(source.targets), task_type="CAUSAL_LM")
     adapted: Any = get_peft_model(model, lora, f"agent{agents[0]}")
     for agent in agents[1:]:
         adapted.add_adapter(f"agent{agent}", lora)
     for agent in agents:
-        set_peft_model_state_dict(adapted, own.adapter(agent), f"agent{agent}")
+        set_peft_model_state_dict(adapted, source.adapter(agent), f"agent{agent}")
     return adapted
 
 

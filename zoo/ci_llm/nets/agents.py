@@ -152,8 +152,11 @@ class Agents(nn.Module):
             rows = self._mask(rows, self.dropout, True, index, INPUT_MASK)
             lora_a = self._mask(lora_a, self.dropconnect, self.dropconnect_rescale, index, A_MASK)
             lora_b = self._mask(lora_b, self.dropconnect, self.dropconnect_rescale, index, B_MASK)
-        add = _AddDelta.apply if torch.is_grad_enabled() else _add_products
-        total: Tensor = add(output.to(dtype).contiguous(), rows, lora_a.to(dtype), lora_b.to(dtype), self.scale)
+        total, weights = output.to(dtype).contiguous(), (lora_a.to(dtype), lora_b.to(dtype))
+        if torch.is_grad_enabled():
+            total = _AddDelta.apply(total, rows, *weights, self.scale)
+        else:
+            _add_product(total, rows, *weights, self.scale)
         return total.to(output.dtype)
 
     def _add_delta(
@@ -214,34 +217,29 @@ class Agents(nn.Module):
         return lora_a, lora_b
 
 
-def _add_products(output: Tensor, x: Tensor, lora_a: Tensor, lora_b: Tensor, scale: float, ctx: Any = None) -> Tensor:
-    """Add scale * B A x in place to output (n * positions, out) in any shape, for x (n, positions, in)."""
+def _add_product(output: Tensor, x: Tensor, lora_a: Tensor, lora_b: Tensor, scale: float) -> Tensor:
+    """Add scale * B A x, for x (n, positions, in), to an output of any shape, in place; A x (n, rank, positions)."""
     hidden = torch.bmm(lora_a, x.mT)
-    output.view(len(x), -1, lora_b.shape[1]).baddbmm_(hidden.mT, lora_b.mT, alpha=scale)
-    if ctx is not None:
-        ctx.save_for_backward(x, hidden, lora_a, lora_b)
-    return output
+    output.view(x.shape[0], -1, lora_b.shape[1]).baddbmm_(hidden.mT, lora_b.mT, alpha=scale)
+    return hidden
 
 
 class _AddDelta(torch.autograd.Function):
-    """`_add_products` with gradients.
-
-    Products of small rank are several times as fast on a CPU with the rank as rows, (n, rank, positions), which autograd
-    would not choose.
-    """
+    """`_add_product` with gradients by products whose rows are the rank, on a CPU up to four times as fast."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, x: Tensor, lora_a: Tensor, lora_b: Tensor, scale: float) -> Tensor:
         ctx.scale = scale
+        ctx.save_for_backward(x, _add_product(output, x, lora_a, lora_b, scale), lora_a, lora_b)
         ctx.mark_dirty(output)
-        return _add_products(output, x, lora_a, lora_b, scale, ctx)
+        return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
         x, hidden, lora_a, lora_b = ctx.saved_tensors
-        grad = grad_outputs[0].reshape(len(x), -1, lora_b.shape[1])
-        grad_hidden = torch.bmm(lora_b.mT, grad.mT).mul_(ctx.scale)
+        grad = grad_outputs[0].reshape(x.shape[0], -1, lora_b.shape[1])
+        grad_hidden = torch.bmm(lora_b.mT, grad.mT).mul_(ctx.scale)  # (n, rank, positions)
         grad_x = torch.bmm(grad_hidden.mT, lora_a) if ctx.needs_input_grad[1] else None
         return grad_outputs[0], grad_x, torch.bmm(grad_hidden, x), torch.bmm(hidden, grad).mul_(ctx.scale).mT, None
 
