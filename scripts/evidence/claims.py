@@ -15,6 +15,7 @@ from scripts.evidence import (
     ci_llm,
     compressed_ad,
     crowds,
+    emoji,
     flow,
     flow_nets,
     hifigan,
@@ -229,6 +230,11 @@ def _plan_nets(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
     ]
 
 
+def _plan_emoji(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
+    plan = [_fit(root, name, f"flow/emoji_{name}", seed) for name in emoji.RUNS[:2]]
+    return [*plan, _fit(root, "meanflow", "flow/emoji_meanflow", seed, init_from=root / "dit")]
+
+
 def _nets(root: Path, quick: bool) -> Figures:
     """With the processor time of both nets' trainings."""
     steps = json.loads((root / "steps.json").read_text(encoding="utf-8"))
@@ -287,6 +293,7 @@ DEMOS = {
         Demo("flow/swissroll", _plan_roll, flow.measure_swissroll, ("assigned", "transport", "distill")),
         Demo("flow/digits", _plan_digits, flow.measure_digits, ("pooled",), redrawn=2),
         Demo("flow/nets", _plan_nets, _nets, redrawn=2),
+        Demo("flow/emoji", _plan_emoji, emoji.measure, data=(emoji.DATA,)),
         Demo("ci_llm/demo", _plan_crowd, _crowd),
         Demo("ci_llm/crowds", _plan_crowds, _crowds, redrawn=1),
         Demo("compressed_ad/demo_memory", _plan_memory, compressed_ad.measure_memory, ("latents", "none", "sliding")),
