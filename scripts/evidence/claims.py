@@ -350,6 +350,24 @@ CLAIMS = (
           "2 evaluations: Fréchet MeanFlow to Euler", EACH, 0.8),
     Claim("flow/nets", "one evaluation: Fréchet distance, distilled to Euler",
           "1 evaluation: Fréchet distilled to Euler", EACH, 0.5),
+    # written after the development seed 7, before the first of these seeds
+    Claim("flow/emoji", "U-Net, guidance 2: Fréchet distance to real images'", f"U-Net, guided: {emoji.FLOOR}", EACH,
+          8.0),
+    Claim("flow/emoji", "DiT, guidance 2: Fréchet distance to real images'", f"DiT, guided: {emoji.FLOOR}", EACH, 12.0),
+    Claim("flow/emoji", "U-Net, guidance 2: samples in their class, to held-out images in theirs",
+          "U-Net, guided: accuracy to held-out images'", EACH, at_least=0.8),
+    Claim("flow/emoji", "U-Net, guidance 2: distance to the nearest training image, to held-out images'",
+          "U-Net, guided: nearest_ratio", EACH, at_least=0.9),
+    Claim("flow/emoji", "Fréchet distance, U-Net to the same net by torchcfm's loop", f"U-Net: {emoji.FLOOR}", EACH, 0.8,
+          to=f"torchcfm: {emoji.FLOOR}"),
+    *(
+        Claim("flow/emoji", f"{steps} evaluations: Fréchet distance, MeanFlow to Euler of the {net}",
+              f"MeanFlow {steps}: {emoji.FLOOR}", EACH, limit, to=f"{net} {steps}: {emoji.FLOOR}")
+        for net, limits in (("DiT", (0.6, 0.7, 0.8)), ("U-Net", (0.7, 0.8, 1.0)))
+        for steps, limit in zip(emoji.FEW, limits, strict=True)
+    ),
+    Claim("flow/emoji", "the classifier: held-out images in their class", "classifier on held-out images, accuracy",
+          EACH, at_least=0.68),
     Claim("ci_llm/demo", "NLL, ensemble to its best agent", "ensemble", EACH, 1.0, to="best agent"),
     Claim("ci_llm/demo", "NLL, best agent to one LoRA of all ranks", "best agent", MEAN, 1.0, to="one LoRA"),
     *(
