@@ -358,8 +358,8 @@ CLAIMS = (
           "U-Net, guided: accuracy to held-out images'", EACH, at_least=0.8),
     Claim("flow/emoji", "U-Net, guidance 2: distance to the nearest training image, to held-out images'",
           "U-Net, guided: nearest_ratio", EACH, at_least=0.9),
-    Claim("flow/emoji", "Fréchet distance, U-Net to the same net by torchcfm's loop", f"U-Net: {emoji.FLOOR}", EACH, 0.8,
-          to=f"torchcfm: {emoji.FLOOR}"),
+    Claim("flow/emoji", "Fréchet distance, U-Net to the same net by torchcfm's loop", f"U-Net: {emoji.FLOOR}", EACH,
+          0.8, to=f"torchcfm: {emoji.FLOOR}"),
     *(
         Claim("flow/emoji", f"{steps} evaluations: Fréchet distance, MeanFlow to Euler of the {net}",
               f"MeanFlow {steps}: {emoji.FLOOR}", EACH, limit, to=f"{net} {steps}: {emoji.FLOOR}")
