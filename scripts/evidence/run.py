@@ -1,8 +1,8 @@
 """Train every demo over fresh seeds and check the claims on them: python scripts/evidence/run.py --help.
 
 The same command resumes: finished trainings are not repeated, a killed one resumes from its last checkpoint. The page
-docs/evidence.md has the results so far, docs/evidence.json all figures. Seeds of that file whose recipes have not
-changed since are not trained again.
+docs/evidence.md has the results so far, docs/evidence.json all figures with the commit that each is of. Seeds of that
+file whose recipes have not changed since are not trained again.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ def run_seed(name: str, root: Path, seed: int, quick: bool = False) -> None:
         steps = _read_json(root / STEPS)
         result["cpu_seconds"] = measuring + sum(each.get("cpu_seconds", 0.0) for each in steps.values())
         result["resumed"] = any(each["attempts"] > 1 for each in steps.values())  # its time is a lower bound
-        _write_json(root / RESULT, {**result, "date": time.strftime("%Y-%m-%d"), "machine": describe_machine()})
+        result |= {"commit": _commit(), "date": time.strftime("%Y-%m-%d"), "machine": describe_machine()}
+        _write_json(root / RESULT, result)
 
 
 def _run_step(step: EvidenceStep, root: Path, quick: bool) -> None:
@@ -193,17 +194,21 @@ def reproduce(
 
 
 def write_report(date: str, output: Path, count: int, document: Path | None, quick: bool = False) -> dict[str, Any]:
-    """Check the claims on a date's finished seeds; write `evidence.json`, the page, and the same file beside it."""
-    seeds = {name: seeds_of(date, count, demo.redrawn) for name, demo in DEMOS.items()}
-    results = {
-        name: {seed: _read_result(_seed_folder(output, name, seed), quick) for seed in seeds[name]} for name in DEMOS
-    }
+    """Check the claims on a date's finished seeds; write `evidence.json`, the page, and the same file beside it.
+
+    A seed that the folder lacks keeps the published result.
+    """
+    published = {} if document is None or quick else _read_json(document.with_suffix(".json")).get("results", {})
+    results: dict[str, dict[int, Any]] = {name: {} for name in DEMOS}
+    for name, demo in DEMOS.items():
+        for seed in seeds_of(date, count, demo.redrawn):
+            result = _read_result(_seed_folder(output, name, seed), quick)
+            results[name][seed] = result or published.get(name, {}).get(str(seed), {})
     content = {
         "date": date,
         "seeds": seeds_of(date, count),
         "quick": quick,
         "zoo": zoo.__version__,
-        "commit": _commit(),
         "claims": [check_claim(claim, results[claim.demo]) for claim in CLAIMS],
         "results": {name: {str(seed): result for seed, result in each.items()} for name, each in results.items()},
     }
@@ -269,7 +274,9 @@ def page(content: Mapping[str, Any]) -> str:
         f"seeds finished, {minutes:.0f} CPU-minutes."
         + (" **Quick: two steps of each training, no evidence.**" if content["quick"] else ""),
         "",
-        f"zoo {content['zoo']}{', commit ' + content['commit'] if content['commit'] else ''}; {_versions(results)}",
+        f"zoo {content['zoo']}; {_versions(results)}",
+        "",
+        *_commits(content["results"]),
         "",
         "<!-- not run: hours -->",
         "```bash",
@@ -299,6 +306,20 @@ def _progress(seeds: Mapping[str, Mapping[str, Any]]) -> str:
     done = sum(bool(each.get("figures")) for each in seeds.values())
     errors = [f"seed {seed}: {each['error']}" for seed, each in seeds.items() if each.get("error")]
     return "; ".join([f"{done} of {len(seeds)} seeds", *errors])
+
+
+def _commits(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
+    """List the seeds of each commit."""
+    seeds: dict[str, dict[str, list[str]]] = {}
+    for name, each in results.items():
+        for seed, result in each.items():
+            if result:
+                seeds.setdefault(result["commit"], {}).setdefault(name, []).append(seed)
+    return [
+        f"- commit {commit or 'unknown'}: "
+        + "; ".join(f"{name} {', '.join(numbers)}" for name, numbers in demos.items())
+        for commit, demos in seeds.items()
+    ]
 
 
 def _versions(results: Sequence[Mapping[str, Any]]) -> str:
@@ -348,8 +369,8 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _commit() -> str:
-    """Return the checkout's commit, "" where there is none."""
-    command = ["git", "-C", str(REPOSITORY), "rev-parse", "--short", "HEAD"]
+    """Return the checkout's commit, with "-dirty" where files differ from it; "" where there is none."""
+    command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty", "--exclude=*"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

@@ -30,6 +30,7 @@ def finished(figures: dict[str, float], error: str | None = None) -> dict[str, A
         "digests": {},
         "cpu_seconds": 90.0,
         "resumed": False,
+        "commit": "abc1234",
         "date": "2026-01-02",
         "machine": MACHINE,
     }
@@ -91,6 +92,7 @@ def test_the_page_names_first_what_failed(tmp_path: Path) -> None:
         in rest
     )
     assert "6 CPU-minutes" in first and str(tmp_path) not in page
+    assert f"- commit abc1234: hifigan/demo {seeds[0]}; audiosr/demo " in first
     assert json.loads((tmp_path / evidence.REPORT).read_text())["seeds"] == seeds
 
 
@@ -167,9 +169,11 @@ def test_a_published_seed_is_not_trained_again_in_another_checkout(
     assert content["claims"][0]["verdict"] == evidence.PASSED and page.with_suffix(".json").read_bytes() == remaining
     evidence.run_seed("toy/demo", tmp_path / "second" / "toy/demo" / str(seed), seed)
     assert len(made) == 1
-    more.append("--other")  # another recipe: its figures are not taken
+    more.append("--other")  # another recipe: trained again; until then the page keeps the figures of the other commit
     content = evidence.reproduce("2026-01-02", tmp_path / "third", seeds=1, document=page, only_report=True)
-    assert content["claims"][0]["verdict"] == evidence.NOT_RUN
+    assert content["claims"][0]["verdict"] == evidence.PASSED
+    evidence.run_seed("toy/demo", tmp_path / "third" / "toy/demo" / str(seed), seed)
+    assert len(made) == 2
 
 
 @pytest.mark.slow
