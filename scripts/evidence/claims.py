@@ -10,6 +10,7 @@ from statistics import fmean, median
 from typing import Any, NamedTuple, cast
 
 from scripts.evidence import (
+    anymdp,
     audiosr,
     audiosr_distill,
     ci_llm,
@@ -195,6 +196,26 @@ def _plan_lakes(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
     ]
 
 
+def _plan_anymdp(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
+    recipe, data, policy = "compressed_ad/anymdp", "data__init_args", "model__init_args__policy"
+    shared = {"allow-import": anymdp.__name__, f"{data}__root": root / "histories"}
+    shared |= {f"{data}__evaluation__seeds": 0}  # agents act after the training
+    source = [f"--recipe={recipe_root() / recipe}.yaml", f"--allow-import={anymdp.__name__}", "--algorithm=q_learning"]
+    learner = {"bonus": 0.3, "epsilon": 0.0, "last_epsilon": 0.0, "rate": 0.7, "discount": 0.8}
+    source += [f"--q_learning.{key}={value}" for key, value in learner.items()]
+    source += ["--steps=400", f"--streams={1 if quick else 2}", "--train_share=0.9", "--shard_size=128"]
+    source += [f"--seed={seed}", f"--split_seed={seed}"]
+    plain = {**shared, policy: "{init_args: {compressor: null}}"}
+    short = {f"{data}__length": 100, f"{data}__windows__offset": "random", f"{data}__batch_size": 64}
+    begun = {"init_from": root / "sliding", "init_from_min_matched": 0.4}  # the compressor is new
+    return [
+        EvidenceStep("histories", ["collect", str(root / "histories"), *source]),
+        _fit(root, "whole", recipe, seed, **plain, **{f"{policy}__init_args__transformer__init_args__context": 400}),
+        _fit(root, "sliding", recipe, seed, **plain, **short, **{f"{data}__epoch_items": 6400}),
+        _fit(root, "cad", recipe, seed, **shared, **begun),
+    ]
+
+
 def _plan_roll(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
     recipe, key = "flow/demo_swissroll", "data__init_args__root"
     pairs = ["--chunk=2048", f"--count={600 if quick else 20000}"]
@@ -293,6 +314,8 @@ DEMOS = {
         Demo("compressed_ad/demo_chain", _plan_chain, compressed_ad.measure_chain, ("cad", "scratch", "ad"), redrawn=1),
         Demo("compressed_ad/demo_points", _plan_points, compressed_ad.measure_points, ("plain", "mixed")),
         Demo("compressed_ad/demo_lakes", _plan_lakes, compressed_ad.measure_lakes, ("plain", "mixed")),
+        Demo("compressed_ad/anymdp", _plan_anymdp, compressed_ad.measure_anymdp,
+             ("whole", "cad", "sliding", "histories"), ("anymdp",)),
         Demo("hifigan/demo", _plan_vocoder, hifigan.measure, ("run",), ("ljspeech",)),
         Demo("miipher/demo", _plan_restorer, miipher.measure, ("adapter", "pretrain", "finetune"),
              ("ljspeech", "noise", "rir"), redrawn=2),
