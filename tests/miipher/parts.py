@@ -31,6 +31,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "gemma3n_audio", "hidden_size": 32, "conf_num_hidden_layers": 3, "conf_num_attention_heads": 4,
         "sscp_conv_channel_size": [8, 4],
     },
+    "whisper": {
+        "model_type": "whisper", "d_model": 32, "encoder_layers": 3, "encoder_attention_heads": 4,
+        "encoder_ffn_dim": 40, "decoder_layers": 1, "decoder_attention_heads": 4, "decoder_ffn_dim": 40,
+        "vocab_size": 60, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0,
+    },
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from tests.miipher.parts import CONFIGS, backbone, cleaner
 from zoo.miipher.losses import feature_loss
 from zoo.miipher.nets.backbone import Backbone
 
-WAVEFORMS = [name for name in CONFIGS if name not in ("wav2vec2-bert", "gemma3n_audio")]
+WAVEFORMS = [name for name in CONFIGS if name not in ("wav2vec2-bert", "gemma3n_audio", "whisper")]
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -119,7 +119,7 @@ def test_parallel_adapter_by_hand():
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("name", ["hubert", "hubert_preln", "wavlm", "wav2vec2-bert"])
+@pytest.mark.parametrize("name", ["hubert", "hubert_preln", "wavlm", "wav2vec2-bert", "whisper"])
 def test_gradients_reach_adapters_only(name, checkpointing):
     net = cleaner(name, gradient_checkpointing=checkpointing).train()
     net(noise(2, 3200)).square().mean().backward()
@@ -141,6 +141,22 @@ def test_a_copy_has_its_own_adapters():
     x = noise(1, 3200)
     assert not torch.allclose(net(x), other(x))
     torch.testing.assert_close(net.target(x), other.target(x))
+
+
+def test_whispers_encoder_out_of_a_folder_of_the_recogniser(tmp_path: Path):
+    from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
+
+    torch.manual_seed(1)
+    recogniser = WhisperForConditionalGeneration(WhisperConfig(**CONFIGS["whisper"])).eval()
+    recogniser.save_pretrained(tmp_path)
+    net = Backbone(layer=3, source=str(tmp_path), final_norm=True)
+    x = noise(1, 30 * 16000)
+    # Whisper centres its first frame on sample 0, we ours in the middle of its hop
+    inputs = WhisperFeatureExtractor()(x[0, 160:].numpy(), sampling_rate=16000, return_tensors="pt")
+    expected = recogniser.get_encoder()(inputs["input_features"]).last_hidden_state
+    torch.testing.assert_close(net(x)[:, 2:-2], expected[:, 2:-2], atol=2e-2, rtol=2e-2)
+    with pytest.raises(ValueError, match="at most 30 s"):
+        net(noise(1, 30 * 16000 + 1))
 
 
 def test_feature_loss_counts_valid_frames_alone():

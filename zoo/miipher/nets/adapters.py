@@ -34,6 +34,21 @@ class _Hook:
         return output + self.module(inputs[0]) if self.adds else self.module(inputs[0])
 
 
+@dataclass(eq=False)
+class _Branch(_Hook):
+    """The same for a sub-layer of two modules: takes the first one's input, adds to the last one's output."""
+
+    x: Tensor | None = None
+
+    def take(self, first: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Keep the input of the first module."""
+        self.x = inputs[0]
+
+    def __call__(self, hooked: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        x, self.x = self.x, None
+        return super().__call__(hooked, (x,), output)
+
+
 class ParallelAdapter(nn.Module):
     """Norm, down, GELU, up, on (B, F, dim); a small gain of the weights starts it near the plain backbone."""
 
@@ -76,7 +91,13 @@ class ParallelAdapters(nn.Module):
         norms = [getattr(block, front.last_norm) for block in backbone.blocks]
         self.norms = nn.ModuleList(copy.deepcopy(norm).requires_grad_(True) for norm in norms)
         for block, frozen, adapter, norm in zip(backbone.blocks, norms, self.blocks, self.norms, strict=True):
-            getattr(block, front.feed_forward).register_forward_hook(_Hook(adapter, self.switch, adds=True))
+            if isinstance(front.feed_forward, str):
+                getattr(block, front.feed_forward).register_forward_hook(_Hook(adapter, self.switch, adds=True))
+            else:
+                first, last = (getattr(block, name) for name in front.feed_forward)
+                branch = _Branch(adapter, self.switch, adds=True)
+                first.register_forward_pre_hook(branch.take)
+                last.register_forward_hook(branch)
             frozen.register_forward_hook(_Hook(norm, self.switch, adds=False))
 
     @contextmanager

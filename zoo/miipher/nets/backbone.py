@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, Literal, Self
 
 import torch
@@ -10,12 +11,28 @@ from torch import Tensor, nn
 from zoo.blocks.attention_masks import keep_masks_on_the_device
 from zoo.common.checks import check_one_of, check_within
 from zoo.common.tensors import seeded_rng
-from zoo.miipher.nets.families import FAMILIES, SAMPLE_RATE, Family, MelFamily, WaveformFamily, valid_mask
+from zoo.miipher.nets.families import (
+    FAMILIES,
+    SAMPLE_RATE,
+    Family,
+    MelFamily,
+    WaveformFamily,
+    WhisperFamily,
+    valid_mask,
+)
 from zoo.runs.frozen import FrozenModule
 from zoo.runs.pretrained_files import build_config, find_backbone, load_config, load_pretrained
 
 FamilyName = Literal[
-    "auto", "hubert", "wavlm", "wav2vec2", "wav2vec2-bert", "gemma3n_audio", "wavlm_as_hubert", "mel_hubert"
+    "auto",
+    "hubert",
+    "wavlm",
+    "wav2vec2",
+    "wav2vec2-bert",
+    "gemma3n_audio",
+    "whisper",
+    "wavlm_as_hubert",
+    "mel_hubert",
 ]
 
 _FAMILY_KEY = "zoo_family"  # in a configuration: how to read a model that is not of its type's own family
@@ -90,11 +107,13 @@ class Backbone(FrozenModule):
         self.front: Family = kind(settings, pad, normalize)
         self.sample_rate, self.hop_samples = SAMPLE_RATE, self.front.hop_samples
         self.dim: int = settings.hidden_size
-        self.model = _build(model_name, settings, self.source, revision, seed)
+        self.model = _build(model_name, settings, self.source, revision, seed, kind.key_mapping)
         if isinstance(self.front, MelFamily):
             self.mel = self.front.mel  # goes where the model goes
-        if kind in (WaveformFamily, MelFamily) and settings.do_stable_layer_norm and not final_norm:
-            self.model.encoder.layer_norm = nn.Identity()  # the feature is its input
+        if kind is WhisperFamily and not final_norm:
+            self.model.layer_norm = nn.Identity()  # the feature is its input
+        elif kind in (WaveformFamily, MelFamily) and settings.do_stable_layer_norm and not final_norm:
+            self.model.encoder.layer_norm = nn.Identity()
         self.gradient_checkpointing = gradient_checkpointing
         if gradient_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -157,12 +176,19 @@ def _configuration(source: str | None, revision: str | None, config: dict[str, A
     return build_config(config or {})
 
 
-def _build(model_name: str, settings: Any, source: str | None, revision: str | None, seed: int) -> Any:
+def _build(
+    model_name: str,
+    settings: Any,
+    source: str | None,
+    revision: str | None,
+    seed: int,
+    key_mapping: dict[str, str] | None,
+) -> Any:
     import transformers
 
-    cls = getattr(transformers, model_name)
+    cls = attrgetter(model_name)(transformers)
     if source is not None:
-        model = load_pretrained(cls, source, revision, config=settings, dtype=torch.float32)
+        model = load_pretrained(cls, source, revision, config=settings, dtype=torch.float32, key_mapping=key_mapping)
     else:
         with seeded_rng(seed):
             model = cls(settings)

@@ -28,10 +28,13 @@ class Family(ABC):
     """
 
     # attributes of a block
-    feed_forward: ClassVar[str]  # the sub-layer that an adapter runs parallel to
+    feed_forward: ClassVar[
+        str | tuple[str, str]
+    ]  # the sub-layer that an adapter runs parallel to, or its first and last
     last_norm: ClassVar[str]  # the norm that is trained with the adapters
     stack: ClassVar[str] = "encoder.layers"  # attribute of a model: its blocks
     depth: ClassVar[str] = "num_hidden_layers"  # attribute of a configuration: how many blocks
+    key_mapping: ClassVar[dict[str, str] | None] = None  # of `from_pretrained`, where files hold more than the encoder
 
     def __init__(self, config: Any, pad: bool, normalize: bool) -> None:
         self.config = config
@@ -203,6 +206,58 @@ class UniversalSpeechFamily(Family):
         return x
 
 
+class WhisperFamily(Family):
+    """Whisper's encoder: log-mels relative to the clip's loudest, two convolutions, then pre-LN blocks; 50 Hz.
+
+    Clips are not padded to the 30 s that Whisper was trained on. Source: Radford et al., "Robust speech recognition via
+    large-scale weak supervision" (2022).
+    """
+
+    feed_forward = ("fc1", "fc2")
+    last_norm = "final_layer_norm"
+    stack, depth = "layers", "encoder_layers"
+    key_mapping: ClassVar = {r"^model\.encoder\.": ""}
+
+    def __init__(self, config: Any, pad: bool, normalize: bool) -> None:
+        from transformers import WhisperFeatureExtractor
+
+        super().__init__(config, pad, normalize)
+        filters = WhisperFeatureExtractor(feature_size=config.num_mel_bins).mel_filters  # (201, bands)
+        self.filters = torch.tensor(filters, dtype=torch.float32)
+
+    def geometry(self) -> tuple[int, int]:
+        """Two windows of 25 ms, 10 ms apart, make a frame."""
+        return 320, 240
+
+    def encode(self, model: Any, waveform: Tensor, lengths: Tensor | None) -> Tensor:
+        """Features; ValueError for clips longer than the encoder's positions, 30 s."""
+        count = (waveform.shape[1] - self.context_samples) // self.hop_samples
+        if count > self.config.max_source_positions:
+            seconds = self.config.max_source_positions * self.hop_samples / SAMPLE_RATE
+            raise ValueError(f"Whisper's encoder takes clips of at most {seconds:g} s; choose shorter chunks")
+        frames = torch.full((len(waveform),), count, device=waveform.device)
+        if lengths is not None:
+            frames = (lengths - self.context_samples) // self.hop_samples
+        mask = valid_mask(2 * frames, 2 * count)[:, None]  # of log-mels
+        # each frame is centred in its hop when the first of its two windows is
+        x = self._log_mels(F.pad(waveform, (-self.hop_samples // 4, self.hop_samples // 4)), mask)
+        x = F.gelu(model.conv1(x)) * mask
+        x = F.gelu(model.conv2(x)).transpose(1, 2) + model.embed_positions.weight[:count]  # (B, F, dim)
+        attended = None if lengths is None else valid_mask(frames, count)[:, None, None]
+        for block in model.layers:
+            x = block(x, attended)
+        return model.layer_norm(x)
+
+    def _log_mels(self, waveform: Tensor, mask: Tensor) -> Tensor:
+        """Log-mels (B, bands, 2 F) in the encoder's scale, zero outside of the mask (B, 1, 2 F)."""
+        window = torch.hann_window(400, device=waveform.device)
+        spectrum = torch.stft(waveform.float(), 400, 160, window=window, center=False, return_complex=True)
+        power = spectrum[..., : mask.shape[2]].abs().square()
+        levels = (self.filters.to(power.device).T @ power).clamp(min=1e-10).log10()
+        loudest = levels.masked_fill(~mask, -torch.inf).amax((1, 2), keepdim=True)
+        return (((levels.maximum(loudest - 8) + 4) / 4) * mask).to(waveform.dtype)
+
+
 # a family by name, and its class in transformers
 FAMILIES: dict[str, tuple[type[Family], str]] = {
     "hubert": (WaveformFamily, "HubertModel"),
@@ -211,6 +266,7 @@ FAMILIES: dict[str, tuple[type[Family], str]] = {
     "wav2vec2": (WaveformFamily, "Wav2Vec2Model"),
     "wav2vec2-bert": (BertFamily, "Wav2Vec2BertModel"),
     "gemma3n_audio": (UniversalSpeechFamily, "Gemma3nAudioEncoder"),
+    "whisper": (WhisperFamily, "models.whisper.modeling_whisper.WhisperEncoder"),
 }
 
 
