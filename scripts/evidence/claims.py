@@ -385,6 +385,19 @@ CLAIMS = (
           at_least=1.1, to="CAD without pre-training, all episodes"),
     *_rising("compressed_ad/demo_points", "goals", compressed_ad.POINTS_LIMITS),
     *_rising("compressed_ad/demo_lakes", "lakes", compressed_ad.LAKES_LIMITS),
+    *(
+        Claim("compressed_ad/anymdp", f"{arm}: twentieth episode above the first, share of the way from random to the "
+              "best possible", f"{arm}, last above first", EACH, at_least=rise)
+        for arm, rise in compressed_ad.ANYMDP_RISES.items()
+    ),
+    Claim("compressed_ad/anymdp", "twentieth episode, AD with the whole context to the source algorithm",
+          f"{compressed_ad.WHOLE}, last", MEAN, at_least=0.3, to=f"{compressed_ad.SOURCE}, last"),
+    Claim("compressed_ad/anymdp", "twentieth episode, CAD to AD at the same window", f"{compressed_ad.CAD}, last", MEAN,
+          at_least=1.0, to=f"{compressed_ad.AD}, last"),
+    Claim("compressed_ad/anymdp", "processor time of an acting step, CAD to AD at the same window",
+          f"{compressed_ad.CAD}, {compressed_ad.ACTING}", EACH, 0.2, to=f"{compressed_ad.AD}, {compressed_ad.ACTING}"),
+    Claim("compressed_ad/anymdp", "memory of an agent's context, CAD to AD with the whole context",
+          f"{compressed_ad.CAD}, {compressed_ad.KEPT}", EACH, 0.35, to=f"{compressed_ad.WHOLE}, {compressed_ad.KEPT}"),
     Claim("hifigan/demo", "val/mel_l1 less than before training, %", "val/mel_l1: less than before training", EACH,
           at_least=70.0),
     Claim("hifigan/demo", "val/mel_l1 at the end", "val/mel_l1: at the end", EACH, 0.60),
