@@ -25,6 +25,7 @@ TOY_RECIPE = TOY / "toy_wing" / "configs" / "smoke.yaml"
 TOY_ARGS = ("--allow-import", "toy_wing")
 TOY_FIT = ("fit", "--config", TOY_RECIPE, *TOY_ARGS)
 SMOKE = REPOSITORY / "configs" / "hifigan" / "smoke.yaml"
+RUNS = REPOSITORY / "tests" / "data" / "runs"  # small trained runs of all systems
 
 
 def callback(name: str, **arguments: object) -> list[str]:

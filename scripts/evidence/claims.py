@@ -16,6 +16,7 @@ from scripts.evidence import (
     ci_llm,
     compressed_ad,
     crowds,
+    emoji,
     flow,
     flow_nets,
     hifigan,
@@ -250,6 +251,11 @@ def _plan_nets(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
     ]
 
 
+def _plan_emoji(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
+    plan = [_fit(root, name, f"flow/emoji_{name}", seed) for name in emoji.RUNS[:2]]
+    return [*plan, _fit(root, "meanflow", "flow/emoji_meanflow", seed, init_from=root / "dit")]
+
+
 def _nets(root: Path, quick: bool) -> Figures:
     """With the processor time of both nets' trainings."""
     steps = json.loads((root / "steps.json").read_text(encoding="utf-8"))
@@ -308,6 +314,7 @@ DEMOS = {
         Demo("flow/swissroll", _plan_roll, flow.measure_swissroll, ("assigned", "transport", "distill")),
         Demo("flow/digits", _plan_digits, flow.measure_digits, ("pooled",), redrawn=2),
         Demo("flow/nets", _plan_nets, _nets, redrawn=2),
+        Demo("flow/emoji", _plan_emoji, emoji.measure, data=(emoji.DATA,)),
         Demo("ci_llm/demo", _plan_crowd, _crowd),
         Demo("ci_llm/crowds", _plan_crowds, _crowds, redrawn=1),
         Demo("compressed_ad/demo_memory", _plan_memory, compressed_ad.measure_memory, ("latents", "none", "sliding")),
@@ -366,6 +373,24 @@ CLAIMS = (
           "2 evaluations: Fréchet MeanFlow to Euler", EACH, 0.8),
     Claim("flow/nets", "one evaluation: Fréchet distance, distilled to Euler",
           "1 evaluation: Fréchet distilled to Euler", EACH, 0.5),
+    # written after the development seed 7, before the first of these seeds
+    Claim("flow/emoji", "U-Net, guidance 2: Fréchet distance to real images'", f"U-Net, guided: {emoji.FLOOR}", EACH,
+          8.0),
+    Claim("flow/emoji", "DiT, guidance 2: Fréchet distance to real images'", f"DiT, guided: {emoji.FLOOR}", EACH, 12.0),
+    Claim("flow/emoji", "U-Net, guidance 2: samples in their class, to held-out images in theirs",
+          "U-Net, guided: accuracy to held-out images'", EACH, at_least=0.8),
+    Claim("flow/emoji", "U-Net, guidance 2: distance to the nearest training image, to held-out images'",
+          "U-Net, guided: nearest_ratio", EACH, at_least=0.9),
+    Claim("flow/emoji", "Fréchet distance, U-Net to the same net by torchcfm's loop", f"U-Net: {emoji.FLOOR}", EACH,
+          0.8, to=f"torchcfm: {emoji.FLOOR}"),
+    *(
+        Claim("flow/emoji", f"{steps} evaluations: Fréchet distance, MeanFlow to Euler of the {net}",
+              f"MeanFlow {steps}: {emoji.FLOOR}", EACH, limit, to=f"{net} {steps}: {emoji.FLOOR}")
+        for net, limits in (("DiT", (0.6, 0.7, 0.8)), ("U-Net", (0.7, 0.8, 1.0)))
+        for steps, limit in zip(emoji.FEW, limits, strict=True)
+    ),
+    Claim("flow/emoji", "the classifier: held-out images in their class", "classifier on held-out images, accuracy",
+          EACH, at_least=0.68),
     Claim("ci_llm/demo", "NLL, ensemble to its best agent", "ensemble", EACH, 1.0, to="best agent"),
     Claim("ci_llm/demo", "NLL, best agent to one LoRA of all ranks", "best agent", MEAN, 1.0, to="one LoRA"),
     *(

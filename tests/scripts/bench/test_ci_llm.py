@@ -1,9 +1,8 @@
 """What a benchmark compares computes the same."""
 
-import pytest
 import torch
 
-from scripts.bench.ci_llm import AGENTS, Training, make_crowd
+from scripts.bench.ci_llm import AGENTS, make_crowd
 from scripts.bench.ci_llm_others import PeftCrowd, generate_sequential
 from zoo.ci_llm.aggregation import Mean
 from zoo.ci_llm.inference.generate import generate
@@ -26,14 +25,3 @@ def test_others_write_the_same_text() -> None:
     with torch.no_grad():
         torch.testing.assert_close(other.logits(ids, mask), crowd(ids, mask), atol=1e-5, rtol=1e-4)
     assert crowd.backbone.model.state_dict().keys() == tiny().backbone.model.state_dict().keys()
-
-
-def test_modes_train_the_same() -> None:
-    ids = torch.randint(3, 500, (2, 6), generator=torch.Generator().manual_seed(1))
-    contestants = [Training(tiny(mode=mode), ids, torch.ones_like(ids)) for mode in ("batched", "sequential")]
-    for each in contestants:
-        each()
-        each()
-    for one, other in zip(*(each.crowd.agents.parameters() for each in contestants), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
-    assert contestants[0].first == pytest.approx(contestants[1].first, rel=1e-6) and contestants[0].steps == 2
