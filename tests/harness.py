@@ -25,6 +25,7 @@ TOY_RECIPE = TOY / "toy_wing" / "configs" / "smoke.yaml"
 TOY_ARGS = ("--allow-import", "toy_wing")
 TOY_FIT = ("fit", "--config", TOY_RECIPE, *TOY_ARGS)
 SMOKE = REPOSITORY / "configs" / "hifigan" / "smoke.yaml"
+RUNS = REPOSITORY / "tests" / "data" / "runs"  # small trained runs of all systems
 
 
 def callback(name: str, **arguments: object) -> list[str]:
@@ -87,12 +88,6 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, bytes]]:
         yield name, value.detach().cpu().numpy().tobytes()
     else:
         yield name, repr(value).encode()
-
-
-def losses(run: Path, key: str) -> dict[int, str]:
-    """The logged values of a key by step, as text, so that equality is bitwise."""
-    with (run / "metrics.csv").open(newline="") as file:
-        return {int(row["step"]): row[key] for row in csv.DictReader(file) if row.get(key)}
 
 
 MEASURED = ("train/samples_per_sec", "train/data_wait", "train/memory_gib")

@@ -23,6 +23,7 @@ OF_EXTRAS = ("ui/", "serve/", "tuning/study.py", "tuning/search_space.py")  # im
 # Distribution that is imported and not declared -> the declared one whose interface it belongs to.
 PART_OF = {
     "antlr4-python3-runtime": "omegaconf",
+    "fonttools": "matplotlib",
     "httpx": "nicegui",
     "ipython": "ipykernel",
     "lightning-utilities": "lightning",

@@ -10,11 +10,13 @@ from statistics import fmean, median
 from typing import Any, NamedTuple, cast
 
 from scripts.evidence import (
+    anymdp,
     audiosr,
     audiosr_distill,
     ci_llm,
     compressed_ad,
     crowds,
+    emoji,
     flow,
     flow_nets,
     hifigan,
@@ -195,6 +197,26 @@ def _plan_lakes(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
     ]
 
 
+def _plan_anymdp(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
+    recipe, data, policy = "compressed_ad/anymdp", "data__init_args", "model__init_args__policy"
+    shared = {"allow-import": anymdp.__name__, f"{data}__root": root / "histories"}
+    shared |= {f"{data}__evaluation__seeds": 0}  # agents act after the training
+    source = [f"--recipe={recipe_root() / recipe}.yaml", f"--allow-import={anymdp.__name__}", "--algorithm=q_learning"]
+    learner = {"bonus": 0.3, "epsilon": 0.0, "last_epsilon": 0.0, "rate": 0.7, "discount": 0.8}
+    source += [f"--q_learning.{key}={value}" for key, value in learner.items()]
+    source += ["--steps=400", f"--streams={1 if quick else 2}", "--train_share=0.9", "--shard_size=128"]
+    source += [f"--seed={seed}", f"--split_seed={seed}"]
+    plain = {**shared, policy: "{init_args: {compressor: null}}"}
+    short = {f"{data}__length": 100, f"{data}__windows__offset": "random", f"{data}__batch_size": 64}
+    begun = {"init_from": root / "sliding", "init_from_min_matched": 0.4}  # the compressor is new
+    return [
+        EvidenceStep("histories", ["collect", str(root / "histories"), *source]),
+        _fit(root, "whole", recipe, seed, **plain, **{f"{policy}__init_args__transformer__init_args__context": 400}),
+        _fit(root, "sliding", recipe, seed, **plain, **short, **{f"{data}__epoch_items": 6400}),
+        _fit(root, "cad", recipe, seed, **shared, **begun),
+    ]
+
+
 def _plan_roll(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
     recipe, key = "flow/demo_swissroll", "data__init_args__root"
     pairs = ["--chunk=2048", f"--count={600 if quick else 20000}"]
@@ -227,6 +249,11 @@ def _plan_nets(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
         EvidenceStep("pairs", [*pairs, f"--count={70 if quick else 4000}"]),
         _fit(root, "distilled", "flow/demo_digits_distill", seed, **taught),
     ]
+
+
+def _plan_emoji(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
+    plan = [_fit(root, name, f"flow/emoji_{name}", seed) for name in emoji.RUNS[:2]]
+    return [*plan, _fit(root, "meanflow", "flow/emoji_meanflow", seed, init_from=root / "dit")]
 
 
 def _nets(root: Path, quick: bool) -> Figures:
@@ -287,12 +314,15 @@ DEMOS = {
         Demo("flow/swissroll", _plan_roll, flow.measure_swissroll, ("assigned", "transport", "distill")),
         Demo("flow/digits", _plan_digits, flow.measure_digits, ("pooled",), redrawn=2),
         Demo("flow/nets", _plan_nets, _nets, redrawn=2),
+        Demo("flow/emoji", _plan_emoji, emoji.measure, data=(emoji.DATA,)),
         Demo("ci_llm/demo", _plan_crowd, _crowd),
         Demo("ci_llm/crowds", _plan_crowds, _crowds, redrawn=1),
         Demo("compressed_ad/demo_memory", _plan_memory, compressed_ad.measure_memory, ("latents", "none", "sliding")),
         Demo("compressed_ad/demo_chain", _plan_chain, compressed_ad.measure_chain, ("cad", "scratch", "ad"), redrawn=1),
         Demo("compressed_ad/demo_points", _plan_points, compressed_ad.measure_points, ("plain", "mixed")),
         Demo("compressed_ad/demo_lakes", _plan_lakes, compressed_ad.measure_lakes, ("plain", "mixed")),
+        Demo("compressed_ad/anymdp", _plan_anymdp, compressed_ad.measure_anymdp,
+             ("whole", "cad", "sliding", "histories"), ("anymdp",)),
         Demo("hifigan/demo", _plan_vocoder, hifigan.measure, ("run",), ("ljspeech",)),
         Demo("miipher/demo", _plan_restorer, miipher.measure, ("adapter", "pretrain", "finetune"),
              ("ljspeech", "noise", "rir"), redrawn=2),
@@ -343,6 +373,24 @@ CLAIMS = (
           "2 evaluations: Fréchet MeanFlow to Euler", EACH, 0.8),
     Claim("flow/nets", "one evaluation: Fréchet distance, distilled to Euler",
           "1 evaluation: Fréchet distilled to Euler", EACH, 0.5),
+    # written after the development seed 7, before the first of these seeds
+    Claim("flow/emoji", "U-Net, guidance 2: Fréchet distance to real images'", f"U-Net, guided: {emoji.FLOOR}", EACH,
+          8.0),
+    Claim("flow/emoji", "DiT, guidance 2: Fréchet distance to real images'", f"DiT, guided: {emoji.FLOOR}", EACH, 12.0),
+    Claim("flow/emoji", "U-Net, guidance 2: samples in their class, to held-out images in theirs",
+          "U-Net, guided: accuracy to held-out images'", EACH, at_least=0.8),
+    Claim("flow/emoji", "U-Net, guidance 2: distance to the nearest training image, to held-out images'",
+          "U-Net, guided: nearest_ratio", EACH, at_least=0.9),
+    Claim("flow/emoji", "Fréchet distance, U-Net to the same net by torchcfm's loop", f"U-Net: {emoji.FLOOR}", EACH,
+          0.8, to=f"torchcfm: {emoji.FLOOR}"),
+    *(
+        Claim("flow/emoji", f"{steps} evaluations: Fréchet distance, MeanFlow to Euler of the {net}",
+              f"MeanFlow {steps}: {emoji.FLOOR}", EACH, limit, to=f"{net} {steps}: {emoji.FLOOR}")
+        for net, limits in (("DiT", (0.6, 0.7, 0.8)), ("U-Net", (0.7, 0.8, 1.0)))
+        for steps, limit in zip(emoji.FEW, limits, strict=True)
+    ),
+    Claim("flow/emoji", "the classifier: held-out images in their class", "classifier on held-out images, accuracy",
+          EACH, at_least=0.68),
     Claim("ci_llm/demo", "NLL, ensemble to its best agent", "ensemble", EACH, 1.0, to="best agent"),
     Claim("ci_llm/demo", "NLL, best agent to one LoRA of all ranks", "best agent", MEAN, 1.0, to="one LoRA"),
     *(
@@ -362,6 +410,19 @@ CLAIMS = (
           at_least=1.1, to="CAD without pre-training, all episodes"),
     *_rising("compressed_ad/demo_points", "goals", compressed_ad.POINTS_LIMITS),
     *_rising("compressed_ad/demo_lakes", "lakes", compressed_ad.LAKES_LIMITS),
+    *(
+        Claim("compressed_ad/anymdp", f"{arm}: twentieth episode above the first, share of the way from random to the "
+              "best possible", f"{arm}, last above first", EACH, at_least=rise)
+        for arm, rise in compressed_ad.ANYMDP_RISES.items()
+    ),
+    Claim("compressed_ad/anymdp", "twentieth episode, AD with the whole context to the source algorithm",
+          f"{compressed_ad.WHOLE}, last", MEAN, at_least=0.3, to=f"{compressed_ad.SOURCE}, last"),
+    Claim("compressed_ad/anymdp", "twentieth episode, CAD to AD at the same window", f"{compressed_ad.CAD}, last", MEAN,
+          at_least=1.0, to=f"{compressed_ad.AD}, last"),
+    Claim("compressed_ad/anymdp", "processor time of an acting step, CAD to AD at the same window",
+          f"{compressed_ad.CAD}, {compressed_ad.ACTING}", EACH, 0.2, to=f"{compressed_ad.AD}, {compressed_ad.ACTING}"),
+    Claim("compressed_ad/anymdp", "memory of an agent's context, CAD to AD with the whole context",
+          f"{compressed_ad.CAD}, {compressed_ad.KEPT}", EACH, 0.35, to=f"{compressed_ad.WHOLE}, {compressed_ad.KEPT}"),
     Claim("hifigan/demo", "val/mel_l1 less than before training, %", "val/mel_l1: less than before training", EACH,
           at_least=70.0),
     Claim("hifigan/demo", "val/mel_l1 at the end", "val/mel_l1: at the end", EACH, 0.60),

@@ -8,18 +8,26 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from gymnasium.spaces import Discrete
 
+from scripts.bench.tools import cost_of, peak_memory
+from scripts.evidence import anymdp
 from zoo.common.build import build
 from zoo.common.configs import load_yaml
 from zoo.common.systems import recipe_root
 from zoo.compressed_ad.collecting.collect import recipe_env
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
+from zoo.compressed_ad.data.history import HistoryStore
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.envs.point_mass import PointMass
 from zoo.compressed_ad.evaluation.evaluate import RETURNS_NAME, evaluate, load_agent, split_tasks
 from zoo.compressed_ad.evaluation.report import source_curve
+from zoo.compressed_ad.evaluation.summary import bootstrap_groups
 from zoo.compressed_ad.inference import pairs
+from zoo.compressed_ad.nets.policy import ContextState, InContextPolicy
+from zoo.compressed_ad.nets.steps import Steps
 from zoo.runs.run_folder import find_config
 
 SEEDS, MANY, FEW = 20, 100, 2  # agents for each held-out goal; few of them are quick
@@ -27,6 +35,10 @@ SMALL, LARGE, POINTS = Darkroom(5, 10), Darkroom(9, 20), PointMass(64, 20)
 LEARNED = "histories learned from"
 SHUFFLED, MIXED = "control, shuffled episodes", "control, episodes of many goals"
 CAD, SCRATCH, AD = "CAD", "CAD without pre-training", "AD"
+WHOLE, SOURCE, EVALUATED = "AD, the whole context", "source algorithm", Path("evidence", "evaluation")
+CONTEXT, EPISODES, TOKENS, AGENTS = 400, 20, 6400, 32  # of `anymdp`: steps, episodes; in a training step; at once
+ACTING, KEPT = "CPU ms of a step of 32 agents", "KiB of an agent's context at most"
+ANYMDP_RISES = {WHOLE: 0.1, AD: 0.08, CAD: 0.03}  # at least, of the last episode above the first
 Figures = dict[str, float]
 
 
@@ -156,6 +168,90 @@ def measure_lakes(run: Path, mixed: Path, quick: bool = False) -> Figures:
     return _rises(run, mixed, env, quick) | learned
 
 
+def measure_anymdp(whole: Path, cad: Path, sliding: Path, histories: Path, quick: bool = False) -> Figures:
+    """Evaluate the arms of `anymdp` on held-out tasks: shares of the mean way from random actions to the best.
+
+    Args:
+        whole: run with a window of the whole context.
+        cad: of the recipe, with a fourth of it and latents.
+        sliding: with a sliding window of the same size in place of latents.
+        histories: that all learned from, of the source algorithm.
+        quick: changes nothing: there is one agent for each task.
+
+    Raises:
+        ValueError: when runs differ in tasks or window, or a run is of something else.
+    """
+    env = recipe_env(recipe_root() / "compressed_ad" / "anymdp.yaml")
+    runs = {WHOLE: whole, CAD: cad, AD: sliding}
+    arms = {label: play(run, env, seeds=1) for label, run in runs.items()}
+    _compare_arms({label: arms[label] for label in (CAD, AD)}, {CAD: "latents", AD: "sliding window"})
+    earned = {label: np.load(run / EVALUATED / RETURNS_NAME, allow_pickle=False) for label, run in runs.items()}
+    store, held_out = HistoryStore(histories), [int(row["task"]) for row in arms[CAD].facts["tasks"]]
+    at = {int(task): position for position, task in enumerate(store.tasks[:, 0])}
+    earned[SOURCE] = np.stack([store.returns(at[task])[:, :EPISODES] for task in held_out])
+    tasks = {name: values[held_out] for name, values in anymdp.load_tasks().items()}
+    random, best = anymdp.returns(tasks["transition"], tasks["reward"], tasks["start"])
+    figures: Figures = {"held-out tasks": float(len(held_out))}
+    for label, returns in earned.items():
+        shares = (returns - random[:, None, None]) / (best - random).mean()  # (tasks, agents, episodes)
+        (first, *_, last), (low, high) = shares.mean((0, 1)), bootstrap_groups(shares)
+        named = {"first": first, "last": last, "last, low": low[-1], "last, high": high[-1], "mean": shares.mean()}
+        figures |= {f"{label}, {name}": float(value) for name, value in named.items()}
+        figures[f"{label}, last above first"] = float(last - first)
+    for label, run in runs.items():
+        figures |= {f"{label}, {name}": value for name, value in _costs(run).items()}
+    return figures
+
+
+def _costs(run: Path) -> Figures:
+    """Return what a training step of 6,400 tokens costs on one thread, and acting until a context of 400 is full."""
+    policy = load_agent(run).policy
+    length = CONTEXT if policy.compressor is not None else policy.window
+    seconds = sorted(cost_of(lambda: _learn(policy, length)).cpu for _ in range(3))[1]
+    before, after = peak_memory(_load_and_learn, run, length)
+    state, steps, kept = policy.begin(), _random_steps(policy, AGENTS, CONTEXT - 1), [0]
+
+    def act() -> None:
+        with torch.inference_mode():
+            for time in range(CONTEXT - 1):
+                step = steps.slice(time, time + 1)
+                policy.act(state, step.states[:, 0])
+                kept.append(_bytes(state))
+                policy.observe(state, step)
+
+    return {
+        "CPU ms of a training step": 1000 * seconds,
+        "MiB of a training step": after - before,
+        ACTING: 1000 * cost_of(act).cpu / (CONTEXT - 1),
+        KEPT: max(kept) / AGENTS / 1024,
+    }
+
+
+def _load_and_learn(run: Path, length: int) -> None:
+    _learn(load_agent(run).policy, length)
+
+
+def _learn(policy: InContextPolicy, length: int) -> None:
+    """Compute the gradients of a training step."""
+    policy(_random_steps(policy, TOKENS // length, length)).logits.mean().backward()
+
+
+def _random_steps(policy: InContextPolicy, count: int, length: int) -> Steps:
+    states, actions = policy.embedding.observation_space, policy.embedding.action_space
+    assert isinstance(states, Discrete) and isinstance(actions, Discrete)
+    shape = (count, length)
+    first, next_states = (torch.randint(int(states.n), shape) for _ in range(2))
+    chosen, ended = torch.randint(int(actions.n), shape), torch.zeros(shape, dtype=torch.bool)
+    return Steps(first, chosen, torch.randn(shape), next_states, ended)
+
+
+def _bytes(state: ContextState) -> int:
+    """Return the bytes of latents, transitions, keys and values."""
+    layers = [] if state.cache is None else [each for layer in state.cache.layers if layer for each in layer]
+    kept = [*(state.steps or ()), *layers, *([] if state.latents is None else [state.latents])]
+    return sum(each.numel() * each.element_size() for each in kept)
+
+
 def _rises(run: Path, mixed: Path, env: Env, quick: bool) -> Figures:
     arm, control = (_play_control(each, env, mix, mix, quick) for each, mix in ((run, False), (mixed, True)))
     (first, last), (control_first, control_last) = arm.shares(), control.shares()
@@ -188,7 +284,7 @@ def play(run: Path, env: Env, gap: bool = False, quick: bool = False, seeds: int
     agent = load_agent(run)
     if agent.env.describe() != env.describe():
         raise ValueError(f"{run} was trained in {agent.env.describe()}, expected {env.describe()}")
-    output = run / "evidence" / "evaluation"
+    output = run / EVALUATED
     facts = evaluate(run, output, agent.episodes, FEW if quick else seeds or SEEDS, gap=gap, progress=False)
     returns = np.load(output / RETURNS_NAME, allow_pickle=False)  # (goals, seeds, episodes)
     return Arm(facts, returns.mean(axis=(0, 1), dtype=np.float64).tolist())

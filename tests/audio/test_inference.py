@@ -61,6 +61,33 @@ def test_one_sample_does_not_fail(name: str, rate: int, tmp_path: Path) -> None:
     assert (tmp_path / f"out{model.output_suffix}").is_file()
 
 
+# what a file gives besides its audio's length, rate and channels
+FILES: dict[str, tuple[Callable[[], Inference], dict[str, object]]] = {
+    "vocoder": (vocoder, {}),
+    "miipher": (
+        lambda: miipher_restorer(chunk_seconds=1.0, overlap_seconds=0.4, output_sample_rate=24000),
+        {"chunks": 5},
+    ),
+    "audiosr": (
+        lambda: audiosr_restorer(pictures=True),
+        {"cutoff": "given", "cutoff_hz": 3000, "picture": "out.png"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_gives_what_its_array_gives(name: str, tmp_path: Path) -> None:
+    make, expected = FILES[name]
+    model, audio = make(), noise(2, 70_001)
+    files.write(tmp_path / "in.wav", audio, 22050, "FLOAT")
+    facts = model.process_file(tmp_path / "in.wav", tmp_path / "out.wav")
+    written, rate = files.read(tmp_path / "out.wav")
+    np.testing.assert_allclose(written, model(audio, 22050), atol=1 / 32768)
+    required = {**expected, "audio_seconds": written.shape[1] / rate, "sample_rate": rate, "channels": 2}
+    assert {key: facts[key] for key in required} == required
+    assert {path.name for path in tmp_path.iterdir()} == {"in.wav", "out.wav", expected.get("picture", "out.wav")}
+
+
 def test_integers_are_at_full_scale_of_their_type() -> None:
     for kind, values in {
         "int16": [-(2**15), 2**14],

@@ -1,8 +1,5 @@
 """Two gloo processes train like one. The test starts this file as a script, which forks them from one import."""
 
-import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +8,7 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 
 from tests.audiosr.task_parts import Data, task, trainer
+from tests.training.strategies.processes import fork_ranks, run_script
 
 BATCH, STEPS = 4, 3
 
@@ -25,22 +23,14 @@ def train(world, folder, **arguments):
     return {**{key: value.clone() for key, value in made.net.state_dict().items()}, **scores}
 
 
-def worker(rank, port, folder):
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "NODE_RANK": "0"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
+def worker(rank, world, folder):
     strategy = DDPStrategy(find_unused_parameters=False, process_group_backend="gloo", start_method="popen")
-    torch.save(train(2, Path(folder), strategy=strategy, devices=2), Path(folder) / f"rank{rank}.pt")
+    torch.save(train(world, Path(folder), strategy=strategy, devices=world), Path(folder) / f"rank{rank}.pt")
 
 
 @pytest.mark.numeric
 def test_two_processes_equal_one(tmp_path):
-    environment = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT")}
-    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
-    command = [sys.executable, __file__, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_script(__file__, 2, str(tmp_path))
     ranks = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
     full, start = train(1, tmp_path), task().net.state_dict()
     assert any(not torch.equal(start[key], full[key]) for key in start)
@@ -50,7 +40,4 @@ def test_two_processes_equal_one(tmp_path):
 
 
 if __name__ == "__main__":
-    from torch.distributed.elastic.utils.distributed import get_free_port
-    from torch.multiprocessing import start_processes
-
-    start_processes(worker, args=(get_free_port(), sys.argv[1]), nprocs=2, start_method="fork")
+    fork_ranks(worker)

@@ -35,14 +35,6 @@ def test_shapes_and_sizes():
         AutoencoderKL(block_out_channels=[16])
 
 
-def test_dropout_is_off_in_evaluation():
-    net = AutoencoderKL(**TINY, dropout=0.5)
-    x = torch.randn(1, 1, 8, 8)
-    assert not torch.equal(net.encode(x), net.encode(x))
-    net.eval()
-    assert torch.equal(net.encode(x), net.encode(x))
-
-
 def test_gaussians():
     mean, log_variance = torch.tensor([1.0, -2.0]), torch.tensor([0.5, -30.0])
     moments = torch.cat([mean, log_variance]).reshape(1, 4, 1, 1)

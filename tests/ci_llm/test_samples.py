@@ -3,17 +3,14 @@
 import csv
 from pathlib import Path
 
-import pytest
 import torch
 
 from tests.ci_llm import task_parts
 from tests.ci_llm.crowd_parts import byte_crowd
 from tests.ci_llm.task_parts import trainer
-from tests.harness import REPOSITORY
 from zoo.ci_llm import Arithmetic, ByteTokenizer, CrowdTask, TextData
 from zoo.ci_llm.data.text_files import TextFormat
 from zoo.ci_llm.validation_texts import to_one_line
-from zoo.cli.main import main
 from zoo.training.callbacks.samples import Samples
 
 TEMPLATE = "Q: {prompt} A:"
@@ -42,21 +39,6 @@ def fit(made: CrowdTask, folder: Path, samples: Samples, source: TextData | None
     run = trainer(folder, callbacks=[samples], max_steps=2, val_check_interval=2)
     run.fit(made, datamodule=source or data())
     return made
-
-
-@pytest.mark.parametrize(
-    ("recipe", "name", "heads"),
-    [
-        ("smoke", "val_answers", ["question", "agent 0", "agent 1", "crowd", "agreement", "right answer"]),
-        ("smoke_backbone", "val_continuations", ["prompt", "continuation", "right answer"]),
-    ],
-)
-def test_smoke_recipes_write_their_tables(recipe: str, name: str, heads: list[str], tmp_path: Path) -> None:
-    config = REPOSITORY / "configs" / "ci_llm" / f"{recipe}.yaml"
-    limits = ["--trainer.max_steps=2", "--trainer.val_check_interval=2", "--model.init_args.max_new_tokens=4"]
-    assert main(["fit", "--config", str(config), f"--trainer.default_root_dir={tmp_path}", *limits]) in (0, None)
-    columns, rows = read_table(tmp_path, name)
-    assert columns == heads and len(rows) == 4
 
 
 def test_answers_are_those_of_the_inference(tmp_path: Path) -> None:

@@ -1,8 +1,5 @@
 """Two gloo processes. The test starts this file as a script, which forks them from one import of torch."""
 
-import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +9,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from tests.ci_llm import crowd_parts
 from tests.ci_llm.task_parts import loader, rows, task, texts, trainer, weights
+from tests.training.strategies.processes import fork_ranks, run_script
 from zoo.ci_llm.losses.diversity import Diversity
 
 CASES = ("plain", "accumulated", "gathered", "chunked")
@@ -45,28 +43,19 @@ def train(case, rank, world, folder, **arguments):
     return {**weights(made), **scores, **(logged if case != "accumulated" else {})}
 
 
-def worker(rank, port, folder):
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "NODE_RANK": "0"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
+def worker(rank, world, folder):
     results = {}
     for case in CASES:
         # every adapter is used in every step: no search for unused parameters
         strategy = DDPStrategy(find_unused_parameters=False, process_group_backend="gloo", start_method="popen")
-        results[case] = train(case, rank, 2, Path(folder), strategy=strategy, devices=2)
+        results[case] = train(case, rank, world, Path(folder), strategy=strategy, devices=world)
     torch.save(results, Path(folder) / f"rank{rank}.pt")
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    environment = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT")}
-    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
-    done = subprocess.run(
-        [sys.executable, __file__, str(folder)], capture_output=True, text=True, timeout=240, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_script(__file__, 2, str(folder))
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
 
 
@@ -88,7 +77,4 @@ def test_two_processes_equal_one(ranks, case, tmp_path):
 
 
 if __name__ == "__main__":
-    from torch.distributed.elastic.utils.distributed import get_free_port
-    from torch.multiprocessing import start_processes
-
-    start_processes(worker, args=(get_free_port(), sys.argv[1]), nprocs=2, start_method="fork")
+    fork_ranks(worker)

@@ -37,13 +37,10 @@ def write(path: Path, **content):
 EARLY = [
     ("fit flow/smoek", "did you mean flow/smoke"),
     ("fit flow", "did you mean flow/"),
-    ("fit --config flow/smoek", "did you mean flow/smoke"),
     ("fit flow/smoke --optim.lr=1", "did you mean --model.optimizer.lr?"),
     ("fit flow/smoke --seed 3", "did you mean --seed_everything?"),
-    ("fit flow/smoke --epochs 3", "did you mean --trainer.max_epochs?"),
     ("fit flow/smoke --gpus 2", "did you mean --trainer.devices?"),
     ("train flow/smoke", "did you mean zoo fit RECIPE?"),
-    ("resume runs", "did you mean zoo fit --ckpt_path RUN?"),
     ("fit --config=configs/flow/smok.yaml", "did you mean configs/flow/smoke"),
     ("fit configs/flow", "--ckpt_path takes runs"),
     ("fit flow/smoke --chekpoints.monitor=x", "did you mean --checkpoints.monitor?"),
@@ -57,20 +54,16 @@ WRONG = [
     *EARLY,
     ("fit hifigan/smoke --data.split.val_items=3", "data.split.val_items: did you mean items or val_list?"),
     ("fit flow/smoke --data.batch_sise=3", "data.batch_sise: did you mean batch_size? (keys of zoo.flow.ImageData: "),
-    ("fit flow/smoke --data.init_args.batch_sise 3", "data.init_args.batch_sise: did you mean batch_size?"),
     ("fit flow/smoke --trainer.max_step 3", "trainer.max_step: did you mean max_steps"),
-    ("fit flow/smoke --model.net.chanels=3", "model.net.chanels: did you mean channels"),
     (f"fit flow/smoke --{NET}.chanels=3", f"{NET}.chanels: did you mean channels"),
     ("fit flow/smoke --model.optimizr.lr=3", "model.optimizr: did you mean optimizer?"),
     ("fit flow/smoke --model.net zoo.flow.UNett", "model.net: zoo.flow registers no class 'zoo.flow.UNett'"),
-    ("fit flow/smoke --model zoo.flow.FlowTsk", "model: zoo.flow registers no class"),
     ("fit flow/smoke --model os.system", "model: os.system is no part of the zoo"),
     ("fit flow/smoke --model.optimizer=torch.optim.SGD --model.optimizer.betas=3", "keys of torch.optim.SGD"),
     ("fit flow/smoke --trainer.precision bf16-mixd", "error: trainer.precision: expected"),
     ("fit flow/smoke --trainer.strategy fsdp", "trainer.strategy is fsdp; expected auto, ddp, zoo.training.FSDP"),
     ("fit flow/smoke --seed_everything -1", "seed_everything is -1"),
     ("fit flow/smoke --data.batch_size eight", "error: data.batch_size: expected int, got eight"),
-    ("fit flow/smoke --model.net.channels abc", "error: model.net.channels: expected int, got abc"),
     (
         "fit flow/smoke --trainer.callbacks=[{class_path:\xa0zoo.training.EMA,init_args:\xa0{decay:\xa0x}}]",
         "error: trainer.callbacks.0.init_args.decay: expected float, got x",
@@ -81,7 +74,6 @@ WRONG = [
     ("fit flow/smoke data.batch_sise=8", "data.batch_sise: did you mean batch_size?"),
     ("find-lr flow/smoke --stepps 5", "find-lr has no option --stepps (options: --min_lr"),
     ("runs --lsat 5", "runs has no option --lsat: did you mean --last?"),
-    ("inspect x --pth y", "inspect has no option --pth"),
     ("evaluate compressed_ad --run x --output y --episodes many", "expected int, got many"),
 ]
 
@@ -109,7 +101,6 @@ GUARDED = {"class_path": "zoo.flow.FlowTask", "init_args": {"guard": {"class_pat
 @pytest.mark.parametrize(
     ("content", "key"),
     [
-        ({"unknown": 1}, "unknown"),
         ({"modle": {}}, "modle: did you mean model?"),
         ({"modle": None}, "modle: did you mean model?"),
         ({"trainer": {"max_stepps": 1}}, "trainer.max_stepps"),
@@ -120,7 +111,6 @@ GUARDED = {"class_path": "zoo.flow.FlowTask", "init_args": {"guard": {"class_pat
         ({"model": {"init_args": {"net": {"init_args": {"channls": 3}}}}}, f"{NET}.channls: did you mean channels"),
         ({"samples": {"item": 3}}, "samples.item"),
         ({"samples": "few"}, '"samples"'),
-        ({"wandb": {"mode": "onlin"}}, "wandb.mode"),
     ],
     ids=str,
 )
@@ -142,7 +132,6 @@ def test_wrong_key_of_a_section_file_is_named(tmp_path):
     "text",
     [
         "",
-        "- a\n- b",
         "text",
         "a: [",
         "a: &x [*x]",

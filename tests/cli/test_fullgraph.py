@@ -15,7 +15,6 @@ from zoo.audio.analysis.mel import LogMel
 from zoo.audio.analysis.spectral import MultiScaleMel
 from zoo.audiosr.nets.discriminator import PatchDiscriminator
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
-from zoo.blocks.autoencoder import AutoencoderKL
 from zoo.ci_llm.nets.backbone import LearningBackbone
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.envs.point_mass import PointMass
@@ -84,7 +83,7 @@ def points() -> tuple[nn.Module, Inputs]:
 
 
 def denoiser() -> tuple[nn.Module, Inputs]:
-    return audiosr.denoiser("residual"), lambda size: (
+    return audiosr.denoiser("residual", attention_factors=[]), lambda size: (
         noise(2, 4, 4 * size, 16), torch.tensor([3, 5]), noise(2, 1, 8 * size, 32)
     )  # fmt: skip
 
@@ -99,7 +98,7 @@ def language_model(name: str) -> tuple[nn.Module, Inputs]:
     return call, lambda size: (ones(2, 2 * size), torch.cat([ones(2, 2 * size - 1), ones(2, 1) * 0], 1))
 
 
-WAVEFORM = ("hubert", "hubert_preln", "wav2vec2", "wavlm")
+WAVEFORM = ("hubert_preln", "wav2vec2", "wavlm")  # HuBERT stands in the cleaner
 NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
     "Generator": lambda: (
         Generator(4, 8, (2, 2), (4, 4), resblock_kernel_sizes=(3,), resblock_dilation_sizes=((1,),)),
@@ -143,13 +142,6 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
         lambda size: (noise(2, 1, 4 * size, 32),),
     ),
     "FrozenVocoder": lambda: (FrozenVocoder(config=audiosr.VOCODER), lambda size: (noise(2, 1, size, 32),)),
-    "AutoencoderKL": lambda: (
-        Call(
-            lambda net, x: net.decode(net.encode(x)[:, :2]),
-            net=AutoencoderKL(1, 1, [4, 8], layers_per_block=1, latent_channels=2, norm_num_groups=2),
-        ),
-        lambda size: (noise(2, 1, 4 * size, 32),),
-    ),
     "PatchDiscriminator": lambda: (PatchDiscriminator(4, 2), lambda size: (noise(2, 1, 8 * size, 32),)),
     "UNet": lambda: (
         UNet(8, 1, 8, channel_mult=[1, 2], attention_levels=[1], res_blocks=1, num_classes=3),

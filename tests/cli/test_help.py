@@ -24,14 +24,6 @@ def test_help_needs_no_torch(line: str) -> None:
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.5
 
 
-def test_every_tool_is_listed_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    names = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
-    assert "compare-samplers" in names and names.count("find-lr") == 1
-    assert main(["compare-samplers", "--help"]) == 0
-    assert "zoo compare-samplers" in capsys.readouterr().out
-
-
 def test_options_of_a_class(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "--model.help", "zoo.flow.FlowTask"]) == 0
     assert "--model.net NET" in capsys.readouterr().out

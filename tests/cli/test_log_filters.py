@@ -39,13 +39,6 @@ def test_other_ranks_show_warnings_with_their_number(monkeypatch):
     assert not terminal.filter(record("SIGINT: saving at the next step boundary, then …", "zoo", logging.WARNING))
 
 
-def test_deepspeed_import_says_nothing_of_devices():
-    log_filters.configure_logging()
-    logger = logging.getLogger("DeepSpeed")
-    for text, is_shown in (("Setting accelerator to CPU. If you have", False), ("anything", True)):
-        assert bool(logger.filter(record(text, name="DeepSpeed"))) == is_shown
-
-
 @pytest.mark.parametrize(
     ("text", "category", "module", "is_shown"),
     [

@@ -35,8 +35,8 @@ SMALL = {
 NESTED = {"split": {"items": 2, "seconds": 1.0}, "corpus": {"embedded_utterances": 6}}  # of the audio systems
 
 
-# latents made in code have no captions; the lakes have no demonstrator
-LEFT_OUT = ("flow-text_latents", "compressed_ad-demo_lakes")
+# latents made in code have no captions; the lakes have no demonstrator, nor have tasks of another package
+LEFT_OUT = ("flow-text_latents", "compressed_ad-demo_lakes", "compressed_ad-anymdp")
 
 
 class FeaturesOfNothing(zoo.hifigan.data.FeatureFolder):

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.conftest import reference_folder
-from tests.harness import REPOSITORY, TOY_ARGS, TOY_RECIPE, newest
+from tests.harness import REPOSITORY, RUNS, TOY_ARGS, TOY_RECIPE, newest
 from tests.harness import SMOKE as VOCODER
 from tests.logged import hparams, offline_runs, records, values
 from zoo.audio.corpora.synthetic import SyntheticSpeech
@@ -198,8 +198,7 @@ def test_sample_rate_and_hop_are_written_once(capsys: pytest.CaptureFixture[str]
 
 def test_loaded_run_is_called_on_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    main(["fit", "--config", str(VOCODER), "--trainer.max_steps=1", "--trainer.limit_val_batches=0"])
-    (run,) = tmp_path.glob("runs/hifigan/smoke/*")
+    run = RUNS / "hifigan" / "smoke"
     audio = SyntheticSpeech(22050).utterance(1)[:22050]
     before = load(run)(audio, 22050)
     assert before.shape == audio.shape

@@ -8,12 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import REPOSITORY, TOY_ARGS, TOY_RECIPE, callback, environment, fingerprint, good, newest
+from tests.harness import (
+    REPOSITORY,
+    TOY_ARGS,
+    TOY_RECIPE,
+    callback,
+    environment,
+    fingerprint,
+    forked_ranks,
+    good,
+    newest,
+)
 from zoo.training.errors import ConnectionLostError
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 FLAGS = ("--trainer.accelerator=cpu", "--trainer.max_steps=30", "--checkpoints.every_n_steps=5")
 FLAGS += ("--trainer.default_root_dir=run",)
+DDP = ("trainer/ddp", "--trainer.devices=2")
 
 
 def run(folder: Path, *command: object) -> subprocess.CompletedProcess[str]:
@@ -26,7 +37,9 @@ def run(folder: Path, *command: object) -> subprocess.CompletedProcess[str]:
 
 def test_training_resumes_after_a_killed_rank(tmp_path: Path) -> None:
     launch = (REPOSITORY / "scripts" / "launch.sh", TOY_RECIPE, 2, *TOY_ARGS, *FLAGS)
-    good(run(tmp_path / "calm", *launch))
+    (tmp_path / "calm").mkdir()
+    for rank in forked_ranks("fit", TOY_RECIPE, *DDP, *TOY_ARGS, *FLAGS, cwd=tmp_path / "calm"):
+        good(rank)
     kill = callback("Misfortune", rank=random.randrange(2), step=12)
     resumed = good(run(tmp_path / "killed", *launch, *kill))
     assert (tmp_path / "killed" / "run" / "struck").exists(), resumed.stderr
@@ -35,7 +48,7 @@ def test_training_resumes_after_a_killed_rank(tmp_path: Path) -> None:
 
 
 def test_first_process_reports_lost_contact(tmp_path: Path) -> None:
-    command = (sys.executable, "-m", "zoo", "fit", TOY_RECIPE, "trainer/ddp", "--trainer.devices=2", *TOY_ARGS, *FLAGS)
+    command = (sys.executable, "-m", "zoo", "fit", TOY_RECIPE, *DDP, *TOY_ARGS, *FLAGS)
     result = run(tmp_path / "run", *command, *callback("Misfortune", rank=1, step=12))
     assert result.returncode == ConnectionLostError.exit_code, result.stderr
     assert "Traceback" not in result.stderr

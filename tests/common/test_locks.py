@@ -4,13 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.harness import TOY_ARGS, TOY_FIT, Forked, environment, forked, good, newest
+from tests.harness import environment
 from zoo.cli.main import main
 from zoo.common.atomic_files import LOCK_NAME
 from zoo.common.locks import is_rank_zero, lock_folder
@@ -73,27 +72,8 @@ def test_only_the_first_rank_locks(name: str, tmp_path: Path, monkeypatch: pytes
             pass
 
 
-def test_a_second_fit_in_a_run_folder_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    endless = ["--trainer.max_steps=100000", "--data.init_args.num_workers=1"]
-    first = Forked(*TOY_FIT, f"--trainer.default_root_dir={run}", *endless, cwd=tmp_path).process
-    try:
-        while not list(run.glob("step_*.ckpt")) and first.is_alive():
-            time.sleep(0.1)
-        second = forked("fit", *TOY_ARGS, f"--ckpt_path={run}", cwd=tmp_path)
-        assert second.returncode == 1
-        last = second.stderr.strip().splitlines()[-1]
-        assert f"{run} is being written by `zoo fit` (process {first.pid} on host" in last
-        assert first.is_alive()
-    finally:
-        first.kill()
-        first.join()
-    reached = int(newest(run).stem.removeprefix("step_"))
-    good(forked("fit", *TOY_ARGS, f"--ckpt_path={run}", f"--trainer.max_steps={reached + 20}", cwd=tmp_path))
-    assert not list(run.glob(".*"))
-
-
 TOOLS = [
+    "fit flow/smoke --trainer.default_root_dir out",
     "evaluate flow --generated x --output out",
     "evaluate audiosr x out",
     "evaluate ci_llm --run x --output out",

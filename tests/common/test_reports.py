@@ -4,10 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from zoo.common.reports import (
-    new_figure,
-    write_report,
-)
+from zoo.common.reports import new_figure, write_report
 
 
 def test_suffix_decides_the_format(tmp_path):

@@ -20,13 +20,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from zoo.cli.commands.inspect import iterate_contents
-from zoo.common.safe_load import (
-    Record,
-    UnsafeFileError,
-    check_archive,
-    load_foreign_checkpoint,
-    to_plain_values,
-)
+from zoo.common.safe_load import Record, UnsafeFileError, check_archive, load_foreign_checkpoint, to_plain_values
 
 
 class Scheduler:

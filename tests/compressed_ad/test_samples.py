@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 
 from tests.compressed_ad.parts import DIM, policy
-from tests.harness import REPOSITORY, fingerprint, forked, forked_ranks, good, newest
+from tests.harness import REPOSITORY, forked_ranks, good
 from tests.training.callbacks.parts import make_trainer
 from zoo.compressed_ad import DistillationTask, Env, FieldDecoder, Forget, HistoryData, PolicyTask, QueryCompressor
 from zoo.compressed_ad.data.datamodule import EvaluationOptions
@@ -66,21 +65,6 @@ def test_distillation_shows_how_it_learns_and_attends(
     task = distillation(env, recon_weight=0.1 if "decoder" in parts else 0.0, **parts)
     media = fit(task, tmp_path, Samples(items=1000, every_n_validations=1), evaluation=data)
     assert media == {1: displayed, 2: sorted([*displayed, EPISODES] if LEARNING in displayed else displayed)}
-
-
-def test_the_recipe_leaves_its_pictures_and_the_same_weights_without(tmp_path: Path) -> None:
-    for name, samples in (("on", "true"), ("off", "false")):
-        good(forked(*FIT, "--trainer.default_root_dir", name, "--samples.enabled", samples, cwd=tmp_path))
-    assert fingerprint(newest(tmp_path / "on")) == fingerprint(newest(tmp_path / "off"))
-    assert not (tmp_path / "off" / "media").exists()
-    media = tmp_path / "on" / "media"
-    every = [ATTENTION, LEARNING, RECONSTRUCTION]
-    assert {path.name: sorted(file.name for file in path.iterdir()) for path in media.iterdir()} == {
-        "step_00000006": every,
-        "step_00000012": sorted([*every, EPISODES]),
-    }
-    with Image.open(media / "step_00000012" / EPISODES) as animation:
-        assert animation.n_frames == 7
 
 
 def test_two_ranks_show_what_both_played(tmp_path: Path) -> None:

@@ -8,11 +8,7 @@ import torch
 from zoo.convert.engine import OriginalFile
 from zoo.convert.network_description import component, count_blocks, fill_description, has_tensor, setting, size_of_axis
 from zoo.convert.settings import SettingsReader
-from zoo.convert.tensor_names import (
-    NameRule,
-    NameTable,
-    strip_state_wrappers,
-)
+from zoo.convert.tensor_names import NameRule, NameTable, strip_state_wrappers
 
 LAYER = NameTable(("ff.0.{leaf}", "norm.{leaf}"), ("ff.1.{leaf}", "down.{leaf}"))
 NAMES = NameTable(

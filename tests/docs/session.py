@@ -72,6 +72,7 @@ def screen(step: Step, folder: Path) -> list[str]:
     process.kill()
     process.wait()
     os.close(actual)
+    assert not terminal.cursor.hidden
     lines = [line.rstrip() for line in terminal.display]
     while lines and not lines[-1]:
         lines.pop()

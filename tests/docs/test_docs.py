@@ -119,15 +119,6 @@ def test_links_lead_somewhere(document: Path) -> None:
             assert heading in headings(file), f"{document.name} links to {target}"
 
 
-def test_links_are_found_where_they_stand(tmp_path: Path) -> None:
-    links = '[a](x.md) [![b](c.png "B")](d.md#e) <a class="k" href="f.md">'
-    text = f"{links}\n```bash\necho [g](h)\n# none\n```\n## Do `it`: now\n"
-    (tmp_path / "text.md").write_text(text, encoding="utf-8")
-    results = ["".join(pair) for pair in LINK.findall(text_of(tmp_path / "text.md"))]
-    assert results == ["x.md", "c.png", "d.md#e", "f.md"]
-    assert headings(tmp_path / "text.md") == {"do-it-now"}
-
-
 def text_of(document: Path) -> str:
     """What is read: of Markdown all but blocks of code, of a notebook its cells of text."""
     text = document.read_text(encoding="utf-8")

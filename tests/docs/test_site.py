@@ -5,7 +5,6 @@ import importlib.util
 import inspect
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -82,10 +81,3 @@ def test_every_key_of_a_recipe_has_a_meaning(name: str, path: Path) -> None:
     rows = [line for line in site._recipe(name, path) if line.startswith("| <code")]
     assert len(rows) == len(values)
     assert all(re.fullmatch(r"\| <code class=\"key\">.+</code> \| `.*` \| .+ \|", row) for row in rows)
-
-
-def test_sounds_are_played_and_animations_stand_still_where_requested_to() -> None:
-    html = '<td><a href="x.mp3">a voice</a></td><img alt="A" src="b/c.gif" />'
-    made = site.on_page_content(html, SimpleNamespace(), site.MkDocsConfig(), None)
-    assert '<audio controls preload="none" src="x.mp3" aria-label="a voice">' in made
-    assert 'srcset="b/c.png"><img alt="A" src="b/c.gif" /></picture>' in made

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import torch
 import yaml
 
-from tests.harness import REPOSITORY
+from tests.harness import RUNS
 
-VALID_RUN = REPOSITORY / "tests" / "data" / "runs" / "flow" / "points"
+VALID_RUN = RUNS / "flow" / "points"
 CHECKPOINT = "step_00000003.ckpt"
 DECOY = "zoo_decoy"  # a module on sys.path that is not allowed
 SECRET = "canary-3f1c"  # in the file that no call may read, and in the variable that none may show

@@ -8,7 +8,7 @@ import torch
 from toy_wing.data import PairData
 
 from tests.audio.bad_audio import RATE
-from tests.harness import SMOKE, TOY_FIT, assert_equal_runs, forked, good
+from tests.harness import TOY_FIT, assert_equal_runs, forked, good
 from zoo.audio.corpora.corpus import CorpusOptions
 from zoo.audio.corpora.synthetic import write_synthetic_corpus
 from zoo.flow.data.datamodule import ImageData
@@ -85,18 +85,6 @@ def test_same_training_however_loaded(tmp_path):
         good(forked(*options, *where, cwd=tmp_path, START_METHOD=start))
     for number in range(1, len(ways)):
         assert_equal_runs(tmp_path / str(number), tmp_path / "0")
-
-
-@pytest.mark.slow
-def test_recipe_with_spawned_workers_trains_validates_and_goes_on(tmp_path):
-    options = ["fit", "--config", SMOKE, "--trainer.max_steps=2", "--trainer.val_check_interval=2"]
-    for number, (workers, start) in enumerate([(0, "fork"), (2, "spawn")]):
-        where = [f"--data.init_args.num_workers={workers}", f"--trainer.default_root_dir={tmp_path / str(number)}"]
-        good(forked(*options, *where, cwd=tmp_path, START_METHOD=start))
-    for number, start in enumerate(["fork", "spawn"]):
-        args = ["fit", "--ckpt_path", tmp_path / str(number), "--trainer.max_steps=3"]
-        good(forked(*args, cwd=tmp_path, START_METHOD=start))
-    assert_equal_runs(tmp_path / "0", tmp_path / "1")
 
 
 @pytest.mark.parametrize("system", ["toy", "hifigan", "flow"])

@@ -14,18 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.faults.crafted import (
-    CHECKPOINT,
-    DECOY,
-    ENTRIES,
-    VALID_RUN,
-    VARIABLE,
-    Case,
-    Place,
-    edited,
-    meet,
-    write_valid,
-)
+from tests.faults.crafted import CHECKPOINT, DECOY, ENTRIES, VALID_RUN, VARIABLE, Case, Place, edited, meet, write_valid
 from tests.harness import forked, good, in_fork
 from zoo import load
 

@@ -18,7 +18,7 @@ def arguments(recipe: str, workers: int) -> list[str]:
     system = recipe.partition("/")[0]
     args = ["--config", str(TOY_RECIPE if recipe == "toy" else REPOSITORY / "configs" / f"{recipe}.yaml"), *TOY_ARGS]
     if recipe != "toy":
-        args += ["--trainer.max_steps=24", "--checkpoints.every_n_steps=5", "--trainer.log_every_n_steps=1"]
+        args += ["--trainer.max_steps=20", "--checkpoints.every_n_steps=5", "--trainer.log_every_n_steps=1"]
         args += ["--trainer.val_check_interval=6", *OPTIONS.get(system, [])]
     if recipe in ("toy", "hifigan/smoke"):
         net = "net" if recipe == "toy" else "generator"

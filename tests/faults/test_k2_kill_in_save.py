@@ -100,18 +100,3 @@ def test_killed_while_the_best_is_saved(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_twenty_kills_in_saves_of_240_megabytes(tmp_path: Path, elsewhere: str) -> None:
     kills_in_saves(tmp_path, elsewhere, kills=20, megabytes=240)
-
-
-def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(reference: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    good(forked(*TOY_FIT, "--trainer.max_steps=20", f"--trainer.default_root_dir={run}", cwd=tmp_path))
-    torn = run / "step_00000020.ckpt"
-    data = bytearray(torn.read_bytes())
-    data[len(data) // 2] ^= 1
-    torn.write_bytes(data)
-    for best in run.glob("best-*"):
-        best.unlink()
-    resumed = good(forked(*TOY_FIT, "--ckpt_path=last", f"--trainer.default_root_dir={run}", cwd=tmp_path))
-    assert f"corrupt checkpoint {torn}" in resumed.stderr
-    assert "step_00000015.ckpt" in resumed.stderr
-    assert_equal_runs(run, reference)

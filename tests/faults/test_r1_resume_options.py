@@ -101,23 +101,20 @@ def test_finished_run_resumed_as_it_was_changes_no_weight(tmp_path, monkeypatch)
     assert fingerprint(newest(run)) == before and read_config(run)["trainer"]["max_steps"] == 12
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (["--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.1"], "no SGD"),
-        (["--model.scheduler=null"], "schedules"),
-        (["--model.net.start=1"], "init_args.start is 0.0 in the checkpoint and 1.0 in the config"),
-    ],
-)
-def test_refused_resume_changes_no_file(options, named, tmp_path, monkeypatch, capsys):
+def test_refused_resume_changes_no_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
     assert fit(run, "--trainer.max_steps=12", *TOY_ARGS, recipe=TOY_RECIPE) == 0
     before = hashes(run)
     capsys.readouterr()
-    assert fit(run, "--trainer.max_steps=20", *options, *TOY_ARGS) == 1
-    assert named in capsys.readouterr().err.strip().splitlines()[-1]
-    assert hashes(run) == before
+    for options, named in (
+        (["--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.1"], "no SGD"),
+        (["--model.scheduler=null"], "schedules"),
+        (["--model.net.start=1"], "init_args.start is 0.0 in the checkpoint and 1.0 in the config"),
+    ):
+        assert fit(run, "--trainer.max_steps=20", *options, *TOY_ARGS) == 1
+        assert named in capsys.readouterr().err.strip().splitlines()[-1]
+        assert hashes(run) == before
     assert fit(run, "--trainer.max_steps=20", *TOY_ARGS) == 0
 
 
@@ -134,7 +131,7 @@ def test_run_with_a_link_to_elsewhere_is_refused(name, tmp_path, monkeypatch, ca
     assert outside.read_text() == "kept"
 
 
-@pytest.mark.parametrize("interval", [2, 7, 11])
+@pytest.mark.parametrize("interval", [2, 7])
 def test_resume_with_another_validation_interval_repeats_no_batch(interval, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     common = ["--trainer.limit_train_batches=11", *TOY_ARGS]

@@ -39,15 +39,3 @@ def test_gif_has_all_frames_and_rests_on_the_last(tmp_path: Path, channels: int)
 def test_what_cannot_be_drawn_is_named() -> None:
     with pytest.raises(ValueError, match=r"\(5,\) are neither"):
         rendering.frames(torch.zeros(1, 2, 5))
-
-
-def test_dots_stand_where_the_points_are() -> None:
-    states = torch.tensor([[[0.0, 0.0], [1.0, 1.0]]])
-    (picture,) = rendering.point_plots(states, [1, 2], torch.tensor([[0.0, 1.0]]))
-    colours = {tuple(picture[row, column]) for row in range(360) for column in range(360)}
-    assert colours == {(255,) * 3, (190,) * 3, rendering.COLOURS[1], rendering.COLOURS[2]}
-    rows, columns = np.nonzero((picture == rendering.COLOURS[1]).all(axis=2))  # (0, 0): below, left
-    assert len(rows) == 4 and rows.min() > 330 and columns.max() < 30
-    rows, columns = np.nonzero((picture == 190).all(axis=2))  # (0, 1): above, left
-    assert rows.max() < 30 and columns.max() < 30
-    assert rendering.point_plots(torch.zeros(2, 3, 2)).shape == (2, 360, 360, 3)  # all in one place

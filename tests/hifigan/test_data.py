@@ -108,20 +108,6 @@ def test_lists_of_other_projects(corpus: Path, tmp_path: Path) -> None:
     assert (len(module.train_set), len(module.val_set)) == (2, 1)
 
 
-def test_lists_distinguish_speakers(tmp_path: Path) -> None:
-    write_speakers(tmp_path / "c")
-    (tmp_path / "train").write_text("a/1\na/2\nb/1\nb/2\n")
-    (tmp_path / "val").write_text("d/1\n")
-    for train_list in (None, str(tmp_path / "train")):
-        module = data(tmp_path / "c", tmp_path, train_list=train_list, val_list=str(tmp_path / "val"))
-        assert names_of(module.train_set) == ["a/1.wav", "a/2.wav", "b/1.wav", "b/2.wav"]
-        assert names_of(module.val_set) == ["d/1.wav"]
-    for entry, error in (("1", ValueError), ("e/9", FileNotFoundError)):
-        (tmp_path / "val").write_text(f"{entry}\n")
-        with pytest.raises(error, match=entry):
-            data(tmp_path / "c", tmp_path, val_list=str(tmp_path / "val"))
-
-
 def test_features_lie_at_the_path_of_their_clip(tmp_path: Path) -> None:
     write_speakers(tmp_path / "c" / "wavs")
     folder = tmp_path / "features"

@@ -77,19 +77,6 @@ def test_global_conditioner_refuses_to_stream(small_chunks):
         list(attention.stream([mel]))
 
 
-@pytest.mark.parametrize(("channels", "sample_rate"), [(1, 8000), (2, 8000), (2, 11025)])
-def test_audio_file(tmp_path, small_chunks, channels, sample_rate):
-    vocoder = build()
-    audio = noise(channels, 5000)
-    files.write(tmp_path / "in.wav", audio, sample_rate, "FLOAT")
-    facts = vocoder.process_file(tmp_path / "in.wav", tmp_path / "out.wav")
-    written, rate = files.read(tmp_path / "out.wav")
-    expected = vocoder(audio, sample_rate)
-    assert rate == 8000 and written.shape == expected.shape
-    np.testing.assert_allclose(written, expected, atol=1 / 32768)
-    assert facts == {"audio_seconds": written.shape[1] / 8000, "sample_rate": 8000, "channels": channels}
-
-
 def test_mel_files(tmp_path, small_chunks):
     vocoder = build()
     mel = noise(8, 77)

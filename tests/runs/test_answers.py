@@ -1,7 +1,6 @@
 """What each system's form returns, on the runs that stand in the repository."""
 
 import json
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,19 +10,14 @@ import pytest
 from PIL import Image
 
 import zoo
-from tests.harness import REPOSITORY
+from tests.harness import RUNS
 from zoo.audio.inference import MAX_RECORDING_SECONDS
 from zoo.audio.io import files
 from zoo.runs.inference.base import Inference
 from zoo.runs.inference.forms import FILE_OUTPUTS, InputField, Output, read_form
 
-RUNS = sorted(path.parent for path in REPOSITORY.glob("tests/data/runs/*/*/config.yaml"))
+ALL = sorted(path.parent for path in RUNS.glob("*/*/config.yaml"))
 RATE = 16000
-
-
-def find_run(name: str) -> Path:
-    (run,) = (run for run in RUNS if "/".join(run.parts[-2:]) == name)
-    return run
 
 
 def write_sound(path: Path, seconds: float = 1.0) -> Path:
@@ -62,7 +56,7 @@ def request(inference: Inference, folder: Path, **entered: Any) -> list[Output]:
     return outputs
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: "/".join(run.parts[-2:]))
+@pytest.mark.parametrize("run", ALL, ids=lambda run: "/".join(run.parts[-2:]))
 def test_every_system_answers(run: Path, tmp_path: Path) -> None:
     kinds = [output.kind for output in request(zoo.load(run), tmp_path)]
     assert kinds[0] in ("audio", "image", "animation", "text")
@@ -71,7 +65,7 @@ def test_every_system_answers(run: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["audiosr/smoke", "miipher/smoke_finetune"])
 def test_defaults_equal_prediction_over_files(name: str, tmp_path: Path) -> None:
-    inference = zoo.load(find_run(name))
+    inference = zoo.load(RUNS / name)
     request(inference, tmp_path)
     target = tmp_path / f"bulk{inference.output_suffix}"
     inference.process_file(tmp_path / "tone.wav", target)
@@ -81,7 +75,7 @@ def test_defaults_equal_prediction_over_files(name: str, tmp_path: Path) -> None
 def test_long_recordings_are_refused(tmp_path: Path) -> None:
     long = write_sound(tmp_path / "long.wav", MAX_RECORDING_SECONDS + 1)
     with pytest.raises(ValueError, match="61 seconds, at most 60"):
-        request(zoo.load(find_run("hifigan/smoke")), tmp_path, input=long)
+        request(zoo.load(RUNS / "hifigan/smoke"), tmp_path, input=long)
 
 
 def test_batched_samples_equal_single_ones(tmp_path: Path) -> None:
@@ -89,7 +83,7 @@ def test_batched_samples_equal_single_ones(tmp_path: Path) -> None:
         {"count": count, "seed": seed, "steps": 3, "animation": False} for seed, count in enumerate((3, 40, 40, 100))
     ]
     entered += [{"count": 4, "method": "dopri5", "animation": False, "seed": seed} for seed in (0, 1)]
-    inference = zoo.load(find_run("flow/points"))
+    inference = zoo.load(RUNS / "flow/points")
     forms = [read_form(inference.fields(), values) for values in entered]
     folders = [[tmp_path / way / str(number) for number in range(len(forms))] for way in ("batch", "single")]
     for folder in (*folders[0], *folders[1]):
@@ -104,11 +98,3 @@ def test_batched_samples_equal_single_ones(tmp_path: Path) -> None:
         assert outputs == inference.answer(form, other, lambda share, text: None)
         samples, expected = (np.load(each / "samples.npy") for each in (folder, other))
         np.testing.assert_allclose(samples, expected, rtol=0, atol=1e-6)
-
-
-def test_last_is_the_newest_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError, match="last"):
-        zoo.load("last")
-    shutil.copytree(RUNS[0], tmp_path / "runs" / "one")
-    assert isinstance(zoo.load("last"), Inference)

@@ -118,13 +118,6 @@ def test_older_formats_are_refused_in_one_line(tmp_path: Path, description: obje
     assert isinstance(description, list) or "--init_from" in str(caught.value)
 
 
-def test_objects_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "x.ckpt"
-    torch.save({"x": Path("code")}, path)
-    with pytest.raises(ValueError, match="zoo convert"):
-        files.load_checkpoint(path)
-
-
 def test_run_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ZOO_RUN_FOLDER", raising=False)
     monkeypatch.delenv("LOCAL_RANK", raising=False)

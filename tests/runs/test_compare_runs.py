@@ -4,19 +4,6 @@ from tests.run_folders import make
 from zoo.runs.compare_runs import compare_runs, result_table, select_metrics
 
 
-def test_differences_and_results(tmp_path):
-    one = make(tmp_path / "x" / "1")
-    two = make(
-        tmp_path / "x" / "2", steps=20, rows="step,epoch,train/loss,val/loss,val/more\n9,0,3.0,0.25,1\n19,0,1,0.75,2\n"
-    )
-    results = compare_runs([one, two], tmp_path)
-    assert results.names == ["1", "2"]
-    assert results.config == {"trainer.max_steps": [10, 20]}
-    assert results.shared == ["train/loss", "val/loss"]
-    assert results.values("val/loss") == [(0.5, 0.5), (0.25, 0.75)]
-    assert result_table(results, ["val/loss"]) == {"val/loss ↓": ["0.5 (0.5)", "0.25 (0.75)"]}
-
-
 def test_more_is_better_where_a_run_states_so(tmp_path):
     rows = "step,epoch,val/loss\n9,0,1\n19,0,3\n29,0,2\n"
     results = compare_runs([make(tmp_path / name, mode="max", rows=rows) for name in "ab"], tmp_path)

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from zoo.runs.inference.forms import FIELD_KINDS, InputField, Output, read_form
+from zoo.runs.inference.forms import InputField, Output, read_form
 
 FIELDS = (
     InputField("sound", "Sound", "audio", allowed=(".wav",)),
@@ -41,19 +40,14 @@ def test_defaults_replace_empty_values() -> None:
         ("sound", None, "Sound"),
         ("sound", "x.exe", "Sound"),
         ("sound", "a\0.wav", "Sound"),
-        ("sound", 3, "Sound"),
         ("steps", 0, "Steps"),
         ("steps", 2.5, "Steps"),
-        ("steps", "many", "Steps"),
         ("scale", math.nan, "Scale"),
-        ("scale", math.inf, "Scale"),
         ("scale", 10**400, "Scale"),
         ("loud", 7, "Loud"),
         ("method", "c", "Method"),
-        ("method", ["a"], "Method"),
         ("classes", ["a", "z"], "Classes"),
         ("classes", ["a", "b", "c"], "Classes"),
-        ("classes", "a", "Classes"),
         ("note", "x" * 21, "Note"),
         ("note", "\ud800", "Note"),
         ("question", " ", "Question"),
@@ -87,13 +81,6 @@ def test_accepted_values_are_within_bounds(entered: dict[str, Any]) -> None:
     assert 1 <= len(values["classes"]) <= 2 and set(values["classes"]) <= {"a", "b", "c"}
     assert 0 < len(values["note"]) <= 20 and values["question"].strip()
     assert read_form(FIELDS, json.loads(json.dumps(values, default=str))) == values
-
-
-def test_fields_and_outputs_pass_through_json() -> None:
-    outputs = (Output("audio", "A", "a.wav", group="x"), Output("table", "T", data={"rows": [[1]]}))
-    for each in (*FIELDS, *outputs):
-        assert type(each)(**json.loads(json.dumps(asdict(each)))) == each
-    assert {field.kind for field in FIELDS} == set(FIELD_KINDS)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b.wav", "/etc/passwd", "..\\x", "a\0b"])

@@ -54,6 +54,9 @@ def test_nothing_matches(tmp_path: Path) -> None:
         init_from(Task(), checkpoint(tmp_path / "a.ckpt", {"other.x": torch.zeros(1)}), 0.9)
     with pytest.raises(FileNotFoundError, match="nothing at"):
         init_from(Task(), tmp_path / "absent.ckpt")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="neither a run, nor an export"):
+        init_from(GainTask(Gain(), torch.optim.Adam), tmp_path / "empty")
 
 
 def test_several_files_add_up_and_later_ones_win(tmp_path: Path) -> None:
@@ -130,13 +133,6 @@ def test_weights_of_a_backbone_are_taken_only_where_it_has_no_source(tmp_path: P
         else:
             with pytest.raises(ValueError, match=r"its encoder\.backbone\.weight differs"):
                 init_from(sourced, path)
-
-
-def test_folders_of_no_kind_are_refused(tmp_path: Path) -> None:
-    task = GainTask(Gain(), torch.optim.Adam)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match="neither a run, nor an export"):
-        init_from(task, tmp_path / "empty")
 
 
 def test_export_of_an_older_format_gives_its_weights(tmp_path: Path) -> None:

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 import zoo
-from tests.harness import REPOSITORY
+from tests.harness import RUNS
 from zoo.runs import load
 
-RUN = REPOSITORY / "tests" / "data" / "runs" / "hifigan" / "smoke"
+RUN = RUNS / "hifigan" / "smoke"
 
 
 class Plain:

@@ -17,11 +17,7 @@ import torch
 import zoo
 from tests.harness import SERVER
 from zoo.runs.inference.base import Inference
-from zoo.runs.inference.predict import (
-    InputFile,
-    list_input_files,
-    predict_files,
-)
+from zoo.runs.inference.predict import InputFile, list_input_files, predict_files
 
 SETTINGS = {"checkpoint": "0" * 64, "inference": "tests.Reverse", "options": {"chunk": 3}, "precision": "32-true"}
 ERRORS: dict[str, BaseException] = {

@@ -41,11 +41,6 @@ def records(folder):
     return [path.read_text().strip() for path in folder.glob("slurm-7.*")]
 
 
-def test_parses():
-    subprocess.run(["bash", "-n", str(SCRIPT)], check=True)
-    assert SCRIPT.stat().st_mode & 0o111
-
-
 @pytest.mark.parametrize(
     ("code", "requeued", "exit_code"),
     [

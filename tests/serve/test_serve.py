@@ -1,4 +1,4 @@
-"""`zoo serve`: requests, token, limits and batches with a model that computes nothing; each system once."""
+"""`zoo serve`: requests, token, limits and batches with a model that computes nothing; one real system."""
 
 import base64
 import io
@@ -24,8 +24,7 @@ import numpy as np
 import soundfile
 from fastapi.testclient import TestClient
 
-from tests.harness import environment
-from zoo.cli.main import main
+from tests.harness import RUNS, environment
 from zoo.runs.inference.base import Inference
 from zoo.runs.inference.forms import InputField, Output
 from zoo.serve.app import create_app
@@ -210,22 +209,21 @@ def wave() -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("recipe", "request_arguments", "kind"),
-    [
-        ("hifigan/smoke", {"files": {"input": ("a.wav", wave())}}, "audio"),
-        ("flow/smoke", {"json": {"count": 1, "seed": 1, "animation": False}}, "image"),
-        ("ci_llm/smoke", {"json": {"question": "How much is 2 + 3?", "max_new_tokens": 2}}, "text"),
-    ],
-)
-def test_served_system_answers(recipe: str, request_arguments: Any, kind: str, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    limits = ["--trainer.max_steps=1", "--trainer.limit_val_batches=0", "--trainer.num_sanity_val_steps=0"]
-    assert main(["fit", recipe, f"--trainer.default_root_dir={run}", *limits, "--samples.enabled=false"]) == 0
+def test_served_system_answers(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "zoo", "serve", str(run), "--port", str(port), "--device", "cpu"]
+    command = [
+        sys.executable,
+        "-m",
+        "zoo",
+        "serve",
+        str(RUNS / "hifigan" / "smoke"),
+        "--port",
+        str(port),
+        "--device",
+        "cpu",
+    ]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(), cwd=tmp_path)
     try:
         assert server.stdout is not None
@@ -238,9 +236,9 @@ def test_served_system_answers(recipe: str, request_arguments: Any, kind: str, t
                     break
                 except httpx.TransportError:
                     time.sleep(0.1)
-            response = client.post("/predict", **request_arguments)
+            response = client.post("/predict", files={"input": ("a.wav", wave())})
             assert response.status_code == 200, response.text
-            assert kind in [part["kind"] for part in json.loads(response.text)["parts"]]
+            assert "audio" in [part["kind"] for part in json.loads(response.text)["parts"]]
     finally:
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) in (0, -signal.SIGTERM, 143)

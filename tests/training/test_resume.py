@@ -9,11 +9,7 @@ from hypothesis import strategies as st
 
 from zoo.training.callbacks.rng import capture_rng, restore_rng
 from zoo.training.datamodule import ZooDataModule
-from zoo.training.resume import (
-    BucketBatchSampler,
-    ResumableBatchSampler,
-    describe_data_changes,
-)
+from zoo.training.resume import BucketBatchSampler, ResumableBatchSampler, describe_data_changes
 
 
 def make_lengths(size: int) -> np.ndarray:

@@ -88,7 +88,7 @@ def check_layout(page: Any, name: str) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
     page.add_style_tag(content="* { transition: none !important; animation: none !important; }")  # nothing half faded
-    for size in (WIDE, NARROW):
+    for size in (NARROW, WIDE):
         _resize(page, size)
         if folder := os.environ.get("ZOO_SCREENSHOTS"):
             page.screenshot(path=Path(folder) / f"{name}_{size['width']}.png", full_page=True)
@@ -98,4 +98,3 @@ def check_layout(page: Any, name: str) -> None:
         nodes = [f"{each['id']}: {node['html'][:200]}" for each in violations for node in each["nodes"]]
         assert nodes == [], (name, size, nodes)
         assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
-    _resize(page, WIDE)

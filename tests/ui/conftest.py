@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.harness import environment
+from tests.run_folders import make
 from tests.ui.browser import browser, server
 from zoo.ui.folders import Folders
 from zoo.ui.processes.training_queue import TrainingQueue
@@ -50,16 +51,10 @@ def make_queue(folders: Folders, at_once: int = 1) -> TrainingQueue:
 
 def make_run(folders: Folders, name: str, rows: int = 4, total: int = 10) -> Path:
     """Write the files of a run that was stopped."""
-    folder = folders.runs / name
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(
-        f"# recipe: {'/'.join(name.split('/')[:2])}\ntrainer:\n  max_steps: {total}\ncheckpoints:\n"
-        "  monitor: val/loss\n  mode: min\n"
-    )
     lines = [f"{step},0,{1 / (step + 1)},{2 / (step + 1)}" for step in range(rows)]
-    (folder / "metrics.csv").write_text("\n".join(["step,epoch,train/loss,val/loss", *lines, ""]))
-    (folder / "train.log").write_text("2026-01-01 00:00:00,000 INFO fit: begins\n")
-    return folder
+    table = "\n".join(["step,epoch,train/loss,val/loss", *lines, ""])
+    log = "2026-01-01 00:00:00,000 INFO fit: begins\n"
+    return make(folders.runs / name, total, recipe="/".join(name.split("/")[:2]), rows=table, log=log, saved=())
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,4 +1,4 @@
-"""The tab Predict in a browser: small trained runs of all systems are opened, filled in and answer."""
+"""The tab Predict in a browser: small trained runs of each kind of result are opened, filled in and answer."""
 
 import io
 import re
@@ -13,15 +13,14 @@ import pytest
 
 pytest.importorskip("nicegui", reason="needs the extra `ui`")
 
-from tests.harness import REPOSITORY
+from tests.harness import RUNS
 from tests.ui.browser import check_layout, open_page, pick
 from tests.ui.serving import Server, start_server
 from zoo.audio.io import files
 from zoo.ui.tabs.widgets import NEWEST
 
 pytestmark = pytest.mark.browser
-RECORDINGS = ("hifigan/smoke", "audiosr/smoke", "miipher/smoke_finetune")
-SYSTEMS = (*RECORDINGS, "flow/smoke", "ci_llm/smoke", "compressed_ad/smoke")
+KINDS = ("hifigan/smoke", "flow/smoke", "ci_llm/smoke", "compressed_ad/smoke")
 TIME = "20240101-000000"
 MARKUP = "<img src=x onerror=alert(1)> {{ 7 * 7 }}"
 
@@ -29,8 +28,8 @@ MARKUP = "<img src=x onerror=alert(1)> {{ 7 * 7 }}"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("server")
-    for recipe in SYSTEMS:
-        shutil.copytree(REPOSITORY / "tests/data/runs" / recipe, folder / "runs" / recipe / TIME)
+    for recipe in KINDS:
+        shutil.copytree(RUNS / recipe, folder / "runs" / recipe / TIME)
     (folder / "runs/flow/points" / TIME).mkdir(parents=True)
     (folder / "runs/flow/points" / TIME / "config.yaml").write_text("trainer: {max_steps: 1}\n")
     yield from start_server(folder, "--max_upload_mib", "1")
@@ -124,14 +123,6 @@ def test_the_microphone_records(page: Any) -> None:
     newest(page).locator(".zoo-compare").wait_for()
 
 
-@pytest.mark.parametrize("recipe", RECORDINGS[1:])
-def test_other_systems_of_recordings_answer(page: Any, tmp_path: Path, recipe: str) -> None:
-    send = load(page, recipe)
-    give(page, tone(tmp_path / "tone.wav"))
-    send.click()
-    newest(page).locator(".zoo-compare").first.wait_for()
-
-
 def test_pictures_are_sampled(page: Any) -> None:
     send = load(page, "flow/smoke")
     page.get_by_role("spinbutton", name="Images").fill("100000")
@@ -158,14 +149,6 @@ def test_a_question_is_answered(page: Any) -> None:
     newest(page).get_by_text("Likelihood of each answer").wait_for()
     assert page.locator("img[src=x]").count() == 0
     check_layout(page, "predict_question")
-
-
-def test_rooms_are_explored(page: Any) -> None:
-    send = load(page, "compressed_ad/smoke")
-    page.get_by_role("spinbutton", name="Episodes").fill("2")
-    send.click()
-    newest(page).get_by_role("img", name=re.compile("Return")).wait_for()
-    check_layout(page, "predict_rooms")
 
 
 def test_a_run_without_a_checkpoint_or_without_a_folder_states_so(page: Any, server: Server) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("nicegui", reason="needs the extra `ui`")
 
-from tests.harness import REPOSITORY
+from tests.harness import RUNS
 from tests.ui.browser import check_layout, open_page
 from tests.ui.serving import Server
 
@@ -20,7 +20,7 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 def fill(server: Server) -> Any:
     runs = server.folder / "runs/flow/smoke"
     for name in (FIRST, SECOND):
-        shutil.copytree(REPOSITORY / "tests/data/runs/flow/smoke", runs / name)
+        shutil.copytree(RUNS / "flow/smoke", runs / name)
     config = (runs / SECOND / "config.yaml").read_text()
     (runs / SECOND / "config.yaml").write_text(re.sub(r"seed_everything: \d+", "seed_everything: 987", config))
     (runs / BROKEN).mkdir()

@@ -53,12 +53,6 @@ def batches(module: SuperResolutionData, epoch: int, first: int = 0) -> Iterator
     return iter(loader)
 
 
-def assert_equal(one: dict, two: dict, **tolerance: float) -> None:
-    assert one.keys() == two.keys()
-    for key in one:
-        torch.testing.assert_close(one[key], two[key], rtol=0, atol=tolerance.get("atol", 0.0))
-
-
 def test_batch_as_promised(corpus: Path, tmp_path: Path) -> None:
     batch = next(batches(data(corpus, tmp_path), 0))
     assert batch["high"].shape == batch["low"].shape == (2, 1, SEGMENT)
@@ -72,8 +66,8 @@ def test_epochs_differ_and_workers_and_resume_do_not(corpus: Path, tmp_path: Pat
     complete = list(batches(alone, 1))
     assert len(complete) == 2
     for one, two in zip(complete, batches(helped, 1), strict=True):
-        assert_equal(one, two)
-    assert_equal(next(batches(alone, 1, first=1)), complete[1])
+        torch.testing.assert_close(one, two, rtol=0, atol=0)
+    torch.testing.assert_close(next(batches(alone, 1, first=1)), complete[1], rtol=0, atol=0)
     items = [alone.train_set[epoch, 0] for epoch in (0, 1)]
     assert not torch.equal(items[0]["high"], items[1]["high"])
     if mode == "simulate":
@@ -96,7 +90,7 @@ def test_crops_are_raised_to_where_restoring_brings_its_input(corpus: Path, tmp_
 def test_caches_give_the_same(corpus: Path, tmp_path: Path) -> None:
     disk, ram = (data(corpus, tmp_path, cache_mode=mode, sample_rate=12000) for mode in ("memmap", "ram"))
     for item in range(2):
-        assert_equal(disk.train_set[3, item], ram.train_set[3, item])
+        torch.testing.assert_close(disk.train_set[3, item], ram.train_set[3, item], rtol=0, atol=0)
 
 
 def test_validation_is_a_grid(corpus: Path, tmp_path: Path) -> None:
@@ -105,7 +99,7 @@ def test_validation_is_a_grid(corpus: Path, tmp_path: Path) -> None:
     assert [float(module.val_set[item]["cutoff_hz"]) for item in range(6)] == [1000, 3000, 5000] * 2
     assert torch.equal(module.val_set[0]["high"], module.val_set[2]["high"])
     assert module.val_set[0]["high"].shape == (1, 2000)
-    assert_equal(module.val_set[4], again.val_set[4])
+    torch.testing.assert_close(module.val_set[4], again.val_set[4], rtol=0, atol=0)
     low = Simulation().limit_band(module.val_set[4]["high"][0].numpy(), RATE, 3000, number=2)
     np.testing.assert_array_equal(low, module.val_set[4]["low"][0])
     assert data(corpus, tmp_path, **{"split.items": 1}).val_set.cutoffs_hz == [2000, 4000]

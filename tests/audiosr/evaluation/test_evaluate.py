@@ -13,12 +13,7 @@ from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
 from zoo.audiosr.data.simulate import lowpass
 from zoo.audiosr.evaluation.baselines import linear, mean_envelope, shaped_noise
-from zoo.audiosr.evaluation.evaluate import (
-    EvaluationOptions,
-    evaluate,
-    evaluate_run,
-    low_band_si_sdr,
-)
+from zoo.audiosr.evaluation.evaluate import EvaluationOptions, evaluate, evaluate_run, low_band_si_sdr
 from zoo.common.build import build
 from zoo.runs.export import write_export
 

@@ -3,13 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zoo.audiosr.inference.crossover import (
-    StreamSpectrum,
-    crossover_gains,
-    filter_and_sum,
-    lowpass_gains,
-    match_level,
-)
+from zoo.audiosr.inference.crossover import StreamSpectrum, crossover_gains, filter_and_sum, lowpass_gains, match_level
 
 RATE = 16000
 

@@ -158,19 +158,6 @@ def test_the_rate_of_the_input_shows_where_its_band_ends():
     assert not net.calls
 
 
-def test_a_file_gives_what_its_array_gives(tmp_path):
-    audio = noise(2, 50_001)
-    files.write(tmp_path / "in.wav", audio, 22050, "FLOAT")
-    model = restorer(pictures=True)
-    facts = model.process_file(tmp_path / "in.wav", tmp_path / "out.wav")
-    written, rate = files.read(tmp_path / "out.wav")
-    np.testing.assert_allclose(written, model(audio, 22050), atol=2.0**-22)
-    assert (rate, facts["sample_rate"], facts["channels"], facts["cutoff"]) == (RATE, RATE, 2, "given")
-    assert facts["audio_seconds"] == written.shape[1] / RATE and facts["cutoff_hz"] == 3000
-    assert facts["real_time_factor"] > 0 and facts["chunks"] > 3 and facts["picture"] == "out.png"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.wav", "out.png", "out.wav"]
-
-
 def test_the_whole_clip_is_pooled_evenly():
     front = features()
     audio = noise(1, 100_000)

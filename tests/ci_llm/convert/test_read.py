@@ -1,6 +1,7 @@
 """Folders of the original and of peft: written and read without a difference; what does not fit is refused."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from zoo.ci_llm.convert.read import META, Adapters, adapter_weights, is_peft_fol
 from zoo.ci_llm.convert.write import write_original, write_peft
 from zoo.ci_llm.data.tokenizers import ByteTokenizer
 
+assert_same_weights = partial(torch.testing.assert_close, rtol=0, atol=0)
 LAYERS = ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj")
 
 
@@ -25,13 +27,6 @@ def adapter(seed, layers=LAYERS, rank=2):
 def make_adapters(count, weights=None, targets=("q_proj", "up_proj"), **options):
     weights = weights or [adapter(seed) for seed in range(count)]
     return Adapters(weights=weights, rank=2, alpha=4, dropout=0.1, targets=list(targets), **options)
-
-
-def assert_same_weights(left, right):
-    assert len(left) == len(right)
-    for one, other in zip(left, right, strict=True):
-        assert one.keys() == other.keys()
-        assert all(torch.equal(one[key], other[key]) for key in one)
 
 
 def change(path, **values):

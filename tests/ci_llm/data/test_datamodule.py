@@ -2,14 +2,12 @@
 
 import json
 import re
-from itertools import chain
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from tests.ci_llm.task_parts import padding_share
 from zoo.ci_llm import Arithmetic, BpeTokenizer, ByteTokenizer, TextData
 from zoo.ci_llm.data.text_files import TextFormat, read_examples, split_files, text_fields
 from zoo.ci_llm.data.tokens import tokenise_files
@@ -238,12 +236,3 @@ def test_fields_of_a_table_are_its_columns_of_texts_and_only_its_schema_is_read(
         with ipc.new_stream(str(path), table.schema) as sink:
             sink.write_table(table)
     assert text_fields(path) == ["p", "code"]
-
-
-@pytest.mark.parametrize("options", [{}, {"token_budget": 8192}, {"agents": 4, "agent_data": "shuffled"}])
-def test_little_padding_on_gsm8k(shared, tmp_path_factory, options):
-    cache = str(tmp_path_factory.getbasetemp() / "gsm8k")
-    data = prepare(TextData(BYTES, str(shared / "data/gsm8k"), max_length=2048, cache=cache, **options))
-    batches = [[index for _, index in keys] for keys in data.train_batches(0, 1)]
-    assert padding_share(data.lengths, batches) <= 0.1
-    assert len(set(chain(*batches))) >= 0.99 * len(data.train_set)

@@ -17,13 +17,7 @@ from zoo.ci_llm.data.arithmetic import Split
 from zoo.ci_llm.data.text_files import Example, TextFormat
 from zoo.ci_llm.data.tokens import tokenise
 from zoo.ci_llm.evaluation import evaluate as evaluation_module
-from zoo.ci_llm.evaluation.answering import (
-    SELF_CONSISTENCY,
-    AnswerSettings,
-    generate_all_answers,
-    gold_answer,
-    grade,
-)
+from zoo.ci_llm.evaluation.answering import SELF_CONSISTENCY, AnswerSettings, generate_all_answers, gold_answer, grade
 from zoo.ci_llm.evaluation.evaluate import evaluate_crowd
 from zoo.ci_llm.evaluation.report import SINGLE
 from zoo.ci_llm.evaluation.scoring import fit_weights, make_batch, score, token_rules

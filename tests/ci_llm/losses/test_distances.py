@@ -1,12 +1,7 @@
 import pytest
 import torch
 
-from zoo.ci_llm.losses.distances import (
-    pairwise_kl,
-    pairwise_sliced_wasserstein,
-    random_directions,
-    sliced_wasserstein,
-)
+from zoo.ci_llm.losses.distances import pairwise_kl, pairwise_sliced_wasserstein, random_directions, sliced_wasserstein
 
 
 def clouds(agents=3, rows=4, dims=8, seed=0):

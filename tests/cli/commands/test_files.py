@@ -3,7 +3,7 @@ import shutil
 import pytest
 import yaml
 
-from tests.harness import REPOSITORY
+from tests.harness import REPOSITORY, RUNS
 from zoo.cli.main import main
 
 CONVERTER = """
@@ -73,7 +73,7 @@ def test_config_is_translated(package, tmp_path, capsys):
 
 def test_export_into_a_run_follows_no_link_out_of_it(tmp_path, capsys):
     run, outside = tmp_path / "run", tmp_path / "outside"
-    shutil.copytree(REPOSITORY / "tests" / "data" / "runs" / "flow" / "points", run)
+    shutil.copytree(RUNS / "flow" / "points", run)
     outside.mkdir()
     (run / "exports").symlink_to(outside)
     for source in (run, run / "step_00000003.ckpt"):

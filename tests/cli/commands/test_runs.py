@@ -32,18 +32,6 @@ def test_the_list_is_cut(tmp_path, capsys):
     assert len(json.loads(capsys.readouterr().out)) == 3
 
 
-def test_one_run(tmp_path, capsys):
-    folder = make(tmp_path / "flow/smoke/1", log=INTERRUPTED, steps=99)
-    (folder / "media" / "step_00000010").mkdir(parents=True)
-    (folder / "media" / "step_00000010" / "grid.png").touch()
-    assert main(["runs", "1", "--root", str(tmp_path)]) == 0
-    messages = capsys.readouterr().out
-    for part in ("stopped", "10/99", "2 min", "val/loss 0.5 at step 10", "step_00000010.ckpt", "valid", "grid.png"):
-        assert part in messages
-    assert main(["runs", "1", "--root", str(tmp_path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["config"]["batch size"] == 4
-
-
 def test_nothing_there(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["runs"]) == 1

@@ -12,13 +12,7 @@ from tests import harness
 from tests.compressed_ad.envs.scripted import PACKAGE  # noqa: F401 - registers the environments
 from tests.harness import REPOSITORY, forked, good, run_process
 from zoo.compressed_ad import Darkroom, GymnasiumEnv, PointMass
-from zoo.compressed_ad.collecting.collect import (
-    ALGORITHMS,
-    EpsilonAlgorithm,
-    collect,
-    collect_histories,
-    recipe_env,
-)
+from zoo.compressed_ad.collecting.collect import ALGORITHMS, EpsilonAlgorithm, collect, collect_histories, recipe_env
 from zoo.compressed_ad.collecting.ppo import PPO
 from zoo.compressed_ad.collecting.q_learning import QLearning
 from zoo.compressed_ad.data.history import HistoryStore

@@ -5,20 +5,10 @@ import pytest
 import torch
 
 from tests.harness import same_state
-from zoo.common.build import build
 from zoo.compressed_ad import FactoredEmbedding, InContextPolicy, LinearEmbedding, Transformer
-from zoo.compressed_ad.convert import (
-    convert,
-    describe,
-    from_original,
-    is_original,
-    original_state,
-    to_original,
-)
+from zoo.compressed_ad.convert import describe, from_original, is_original, original_state, to_original
 from zoo.compressed_ad.convert.converter import to_original_state
 from zoo.compressed_ad.nets import compression
-from zoo.convert.engine import NO_TRAINING
-from zoo.runs.checkpoints import load_checkpoint
 
 DIM, GRID, WINDOW, K = 12, 4, 11, 3
 KINDS = ("AD", "CAD", "v1")
@@ -80,24 +70,6 @@ def test_pretrained_compressor(tmp_path):
     assert all(torch.equal(value, actual[key.removeprefix("policy.")]) for key, value in state.items())
     with pytest.raises(ValueError, match="start a training from it with init_from"):
         from_original(tmp_path / "pretrain-final.pt")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_checkpoint_there_and_back(tmp_path, kind):
-    content = content_of(policy_of(kind), kind) | {"optimizer": {"state": {}}, "lr_sched": {"last_epoch": 40}}
-    torch.save(content, tmp_path / "ckpt-40.pt")
-    facts = convert(tmp_path / "ckpt-40.pt", tmp_path / "ours.ckpt")
-    checkpoint = load_checkpoint(tmp_path / "ours.ckpt")
-    assert facts["notes"] == [NO_TRAINING] and checkpoint["global_step"] == 40 and not checkpoint["optimizer_states"]
-    assert build(checkpoint["zoo"]["components"]["env"]).describe() == {
-        "name": "dark_key_to_door",
-        "grid_size": GRID,
-        "horizon": 7,
-    }
-    assert not is_original(tmp_path / "ours.ckpt")
-    convert(tmp_path / "ours.ckpt", tmp_path / "back.pt")
-    back = torch.load(tmp_path / "back.pt", weights_only=True)
-    assert back["step"] == 40 and set(back) == {"step", "config", "model"}
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ class Corridor(gymnasium.Env[int, int]):
 
 
 gymnasium.register("Counter-v0", entry_point=Counter)
+gymnasium.register("Sampled-v0", entry_point=lambda seed, render_mode=None: Counter(seed + 1))
 gymnasium.register("Corridor-v0", entry_point=Corridor, max_episode_steps=6)
 
 

@@ -3,6 +3,7 @@ import torch
 
 from zoo.compressed_ad.envs.baselines import explorer_returns, oracle_return, random_return
 from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom, DarkroomPermuted
+from zoo.compressed_ad.envs.point_mass import PointMass
 
 
 def parts(env):
@@ -59,3 +60,15 @@ def test_explorer_ends_as_the_oracle(env):
         worlds.step(torch.zeros(len(tasks), dtype=torch.int64))
     assert returns[:, -1].tolist() == env.best_return(worlds.tasks, worlds.states).tolist()
     assert returns[:, 0].mean() < returns[:, -1].mean()
+
+
+@pytest.mark.parametrize("env", [PointMass(), PointMass(goals=5, horizon=7, speed=0.3)], ids=("plain", "odd"))
+def test_the_straight_line_of_a_point_mass_earns_what_the_closed_form_states(env):
+    tasks = env.tasks()
+    envs, total = env.start(tasks), torch.zeros(len(tasks), dtype=torch.float64)
+    for _ in range(env.horizon):
+        transition = envs.step(envs.optimal_actions())
+        total += transition.rewards
+    assert transition.truncated.all() and not transition.terminated.any()
+    assert not envs.states.any()  # the next episode has begun
+    torch.testing.assert_close(total, env.oracle_returns(tasks), atol=1e-5, rtol=0)

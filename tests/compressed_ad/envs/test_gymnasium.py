@@ -87,6 +87,11 @@ def test_descriptions_rebuild_environments() -> None:
         rebuilt = build_env(json.loads(json.dumps(env.describe())))
         assert rebuilt.describe() == env.describe() and rebuilt.schema == env.schema
         assert pickle.loads(pickle.dumps(env)).describe() == copy.deepcopy(env).describe() == env.describe()
+    sampled = GymnasiumEnv("Sampled-v0", 3, limit=LIMIT)
+    assert sampled.describe()["tasks"] == 3 and sampled.task_arguments == [{"seed": 0}, {"seed": 1}, {"seed": 2}]
+    assert build_env(sampled.describe()).tasks().tolist() == [[0], [1], [2]]
+    with pytest.raises(ValueError, match="tasks"):
+        GymnasiumEnv("Sampled-v0", 0, limit=LIMIT)
 
 
 ENV = {"name": "zoo.compressed_ad.GymnasiumEnv", "id": "CartPole-v1", "tasks": [{}, {"sutton_barto_reward": True}]}

@@ -1,13 +1,7 @@
 import numpy as np
 import pytest
 
-from zoo.compressed_ad.evaluation.summary import (
-    episodes_to_reach,
-    last_episodes,
-    moving_average,
-    speed,
-    summarise,
-)
+from zoo.compressed_ad.evaluation.summary import episodes_to_reach, last_episodes, moving_average, speed, summarise
 
 
 def test_levels_are_reached_when_the_moving_average_is_there() -> None:

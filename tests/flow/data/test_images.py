@@ -6,14 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from zoo.flow.data.images import (
-    ArrayImages,
-    DecodedImages,
-    FileImages,
-    Framing,
-    decode_all,
-    to_values,
-)
+from zoo.flow.data.images import ArrayImages, DecodedImages, FileImages, Framing, decode_all, to_values
 
 
 def pictures(folder: Path, count: int = 3) -> FileImages:

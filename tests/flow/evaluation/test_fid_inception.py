@@ -5,12 +5,7 @@ import torch
 from torch import Tensor
 from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
-from zoo.flow.evaluation.fid_inception import (
-    CLASSES,
-    DIMS,
-    FIDInception,
-    load_fid_inception,
-)
+from zoo.flow.evaluation.fid_inception import CLASSES, DIMS, FIDInception, load_fid_inception
 from zoo.flow.evaluation.references import build_extractor
 
 

@@ -201,24 +201,6 @@ def test_speechbrain_layout(tmp_path):
     assert set(results) == {f"mpd.{key}" for key in mpd.state_dict()} | {f"msd.{key}" for key in msd.state_dict()}
 
 
-@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
-def test_prefixes_of_wrappers_are_removed(folder, tmp_path, prefix):
-    convert(folder, tmp_path / "plain.ckpt")
-    for name, nets in ((G, ("generator",)), (DO, ("mpd", "msd"))):
-        content = load(folder / name)
-        wrapped = {net: {f"{prefix}{key}": value for key, value in content[net].items()} for net in nets}
-        torch.save(content | wrapped, folder / name)
-    convert(folder, tmp_path / "wrapped.ckpt")
-    plain, wrapped = (load(tmp_path / f"{name}.ckpt") for name in ("plain", "wrapped"))
-    assert_identical(plain["state_dict"], wrapped["state_dict"])
-    state = {f"model_g.{prefix}{key}": value for key, value in load(folder / G)["generator"].items()}
-    torch.save({"model": state}, tmp_path / "checkpoint_5.pth")
-    results = dict(from_original(tmp_path / "checkpoint_5.pth", CONFIG).state_dict())
-    assert_identical({f"generator.{key}": value for key, value in results.items()}, {
-        key: value for key, value in plain["state_dict"].items() if key.startswith("generator.")
-    })  # fmt: skip
-
-
 @pytest.mark.parametrize(("name", "net"), [(G, "generator"), (DO, "msd")])
 def test_weights_must_be_finite(folder, tmp_path, name, net):
     content = load(folder / name)

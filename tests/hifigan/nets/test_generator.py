@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import importlib.util
 
 import pytest
@@ -65,18 +64,6 @@ def test_whole_frames_and_exact_receptive_field(arguments):
     wave[0, 0, 20 * hop : 21 * hop].abs().sum().backward()
     touched = x.grad[0].abs().sum(0).nonzero().flatten()
     assert max(20 - int(touched[0]), int(touched[-1]) - 20) == generator.receptive_frames
-
-
-def test_fusing_keeps_the_function():
-    torch.manual_seed(0)
-    generator = Generator(**SMALL)
-    x = torch.randn(2, 4, 9)
-    expected = generator(x)
-    fused = copy.deepcopy(generator).remove_weight_norm_()
-    torch.testing.assert_close(fused(x), expected, atol=1e-6, rtol=0)
-    assert not any("parametrizations" in key for key in fused.state_dict())
-    fused.remove_weight_norm_()
-    torch.testing.assert_close(generator(x), expected, rtol=0, atol=0)
 
 
 def test_conditioner_slot():

@@ -1,7 +1,6 @@
 """Containers and eras of the Miipher-2 reproductions, built from tiny parts; golden files are in tests/parity."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -221,29 +220,6 @@ def test_tensors_for_init_from(folder: Path, state: State, tmp_path: Path) -> No
     assert all(results[key].shape == separate[key].shape for key in adapters)
     assert torch.equal(results["encoder.adapters.blocks.1.up.bias"], state["adapters.1.ff.3.bias"])
     assert not any("final_layer_norm" in key for key in results)
-
-
-class Payload:
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> Any:
-        return os.system, (f"touch {self.marker}",)
-
-
-def test_pickled_code_is_never_run(folder: Path, state: State, tmp_path: Path) -> None:
-    marker = tmp_path / "marker"
-    files = {"in_config.pt": {"model_state_dict": state, "config": Payload(marker)}, "alone.pt": Payload(marker)}
-    for name, content in files.items():
-        torch.save(content, tmp_path / name)
-    torch.save({**state, "trap": Payload(marker)}, accelerate(tmp_path / "final", [], True) / "pytorch_model.bin")
-    for path in (tmp_path / "in_config.pt", tmp_path / "alone.pt", tmp_path / "final"):
-        assert not is_original(path)
-        with pytest.raises(ValueError):
-            from_original(path, folder)
-        with pytest.raises(ValueError):
-            convert(path, tmp_path / "converted", backbone=folder)
-        assert not marker.exists()
 
 
 SIZES = {

@@ -1,14 +1,13 @@
 import json
 import multiprocessing
 import signal
-import subprocess
 import sys
 import time
 
 import numpy as np
 import pytest
 
-from tests.harness import environment
+from tests.harness import contents, forked
 from zoo.audio.augment.degrade import Degrader
 from zoo.audio.corpora.layouts import list_utterances
 from zoo.audio.io import files
@@ -38,12 +37,6 @@ def degrade(corpus, output, **options):
     return degrade_corpus.degrade(corpus, output, noise, rir, **{**settings, **options})
 
 
-def content(folder):
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
-    }
-
-
 def test_mirrored_trees(corpus, tmp_path):
     out = tmp_path / "out"
     assert degrade(corpus, out) == {"done": 10, "failed": 0, "skipped": 0, "bad_files": 0}
@@ -61,15 +54,15 @@ def test_mirrored_trees(corpus, tmp_path):
     row = next(row for row in rows if row["key"] == "bob/c_0")
     assert (row["source"], row["speaker"], row["samples"]) == ("bob/c.wav", "bob", 2200)
     assert row["degradation"]["steps"] == ["noise", "reverb", "clipping"]
-    both = [content(out)[f"{row['split']}/degraded/bob/c_{copy}.wav"] for copy in (0, 1)]
+    both = [contents(out)[f"{row['split']}/degraded/bob/c_{copy}.wav"] for copy in (0, 1)]
     assert both[0] != both[1]
 
 
 def test_result_does_not_depend_on_workers_or_on_what_was_there(corpus, tmp_path):
     degrade(corpus, tmp_path / "a", val_items=0)
-    complete = content(tmp_path / "a")
+    complete = contents(tmp_path / "a")
     degrade(corpus, tmp_path / "b", val_items=0, workers=2)
-    assert content(tmp_path / "b") == complete
+    assert contents(tmp_path / "b") == complete
     for name in list(complete)[::3]:
         if name.endswith(".wav"):
             (tmp_path / "b" / name).unlink()
@@ -77,7 +70,7 @@ def test_result_does_not_depend_on_workers_or_on_what_was_there(corpus, tmp_path
     (tmp_path / "b" / "manifest.jsonl").write_text("".join(lines[:4]) + lines[4][:20])  # torn by a kill
     (tmp_path / "b" / "train" / "clean" / ".x.wav.tmp-1").write_bytes(b"half")
     assert degrade(corpus, tmp_path / "b", val_items=0)["done"] == 10
-    assert content(tmp_path / "b") == complete
+    assert contents(tmp_path / "b") == complete
     assert degrade(corpus, tmp_path / "b", val_items=0)["skipped"] == 10
 
 
@@ -142,7 +135,7 @@ def command(corpus, output, *options):
 def test_command(corpus, tmp_path):
     (corpus / BAD).write_bytes(b"")
     args = ("--copies", "1", "--degrader.steps", "[reverb, noise]")
-    done = subprocess.run(command(corpus, tmp_path / "out", *args), capture_output=True, text=True, env=environment())
+    done = forked(*command(corpus, tmp_path / "out", *args)[3:], cwd=tmp_path)
     assert done.returncode == 1 and "done 5, failed 1, skipped 0, bad_files 1" in done.stdout, done.stderr
     assert "bad.wav: is empty" in done.stderr and "Traceback" not in done.stderr
 
@@ -164,4 +157,4 @@ def test_kill_leaves_nothing_half_written(tmp_path):
     counts = degrade(corpus, out)
     assert counts["done"] == 80 and 0 < counts["skipped"] < 80
     degrade(corpus, tmp_path / "whole")
-    assert content(out) == content(tmp_path / "whole")
+    assert contents(out) == contents(tmp_path / "whole")

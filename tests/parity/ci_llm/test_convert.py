@@ -40,6 +40,9 @@ def test_round_trips(folder, tmp_path):
     convert(tmp_path / "adapters", tmp_path / "checkpoint_step_7")
     convert(source, tmp_path / "run/step.ckpt", folder / "backbone")
     convert(tmp_path / "run/step.ckpt", tmp_path / "run/final_checkpoint")
+    convert(tmp_path / "adapters", tmp_path / "of_peft/step.ckpt", folder / "backbone")
+    convert(tmp_path / "of_peft/step.ckpt", tmp_path / "of_peft/peft")
+    assert_same_weights(read_peft(tmp_path / "of_peft/peft").weights, weights)
     for written in (tmp_path / "checkpoint_step_7", tmp_path / "run/final_checkpoint"):
         for number in range(3):
             assert_same_weights(

@@ -17,8 +17,8 @@ from zoo.runs.hub.models import HubName, is_hub_name, parse_hub_name
 from zoo.runs.load import load
 
 ONE_STEP = ("--trainer.max_steps=1", "--trainer.limit_val_batches=1", "--trainer.num_sanity_val_steps=0")
-SYSTEMS = ("flow/smoke", "compressed_ad/smoke", "ci_llm/smoke")
-SLOW = ("hifigan/smoke", "audiosr/smoke", "miipher/smoke_adapter")
+SYSTEMS = ("flow/smoke", "ci_llm/smoke")
+SLOW = ("compressed_ad/smoke", "hifigan/smoke", "audiosr/smoke", "miipher/smoke_adapter")
 
 
 def fit(recipe: str, folder: Path, *more: str) -> Path:

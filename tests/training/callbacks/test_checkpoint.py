@@ -68,12 +68,6 @@ def test_best_checkpoints_are_kept_by_metric(mode, tmp_path):
     assert steps == ([9, 12] if mode == "min" else [3, 6])  # the error falls
 
 
-@pytest.mark.parametrize(("monitor", "message"), [("val/x", "is not logged"), ("val/eror", "did you mean val/error")])
-def test_unknown_monitor_is_named(monitor, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        fit(tmp_path, Checkpoints(monitor=monitor), max_epochs=1)
-
-
 @pytest.mark.parametrize("ends", [(EPOCH, 2 * EPOCH), (10, EPOCH, EPOCH + 1)])
 def test_chain_of_resumes_at_ends_of_epochs_equals_one_run(ends, tmp_path):
     ema = callback("zoo.training.EMA", modules=["net"], decay=0.9)

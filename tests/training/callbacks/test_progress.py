@@ -1,10 +1,7 @@
 """The bar at a terminal, and the lines elsewhere."""
 
-import io
 import logging
 import math
-import re
-import sys
 
 import lightning as L
 import torch
@@ -73,24 +70,3 @@ def test_lines_between_and_after_validations(tmp_path, caplog):
     start(tmp_path, ProgressBar(every_seconds=1e-9)).test(Task(), loader(3), verbose=False)
     assert "test 2/3 · 67 %" in caplog.text
     assert len(few) == 2 and all(" val/loss 3" in line and " · loss" not in line for line in few)
-
-
-class Screen(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def test_terminal_shows_bars_and_gets_its_cursor_back(tmp_path, caplog, monkeypatch):
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setattr(progress, "REDRAW_SECONDS", 0.0)
-    monkeypatch.setattr(sys, "stderr", screen := Screen())
-    caplog.set_level(logging.INFO)
-    start(tmp_path, ProgressBar(), max_epochs=1).fit(Task(), loader(4), loader(2))
-    output = screen.getvalue()
-    assert sys.stderr is screen and output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l")
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output)
-    assert "validation before step 1 1/1" in plain and "step 2/4 · " in plain
-    last = plain.rstrip().splitlines()[-1]
-    assert "step 4/4 · 100 %" in last and last.rstrip().endswith("loss 3 · val/loss 3")
-    assert all(record.terminal is False for record in caplog.records if record.name == progress.__name__)

@@ -3,22 +3,18 @@
 import asyncio
 import io
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tests.harness import REPOSITORY, environment
-from zoo.audio.io import files
+from tests.harness import RUNS, environment
 from zoo.ui.folders import Folders
 from zoo.ui.predictions import MAX_JOBS, PredictionJob, Predictions
 from zoo.ui.processes.model_process import ModelProcess
 
-RUNS = REPOSITORY / "tests" / "data" / "runs"
 # A worker that does what the field says.
 STAND_IN = """
 import json, os, sys, time
@@ -140,31 +136,6 @@ def test_a_job_keeps_its_upload_and_the_oldest_jobs_go(folders: Folders, run: Pa
         assert {path.name for path in (folders.temp / "results").iterdir()} == {job.name for job in predictions.jobs}
 
     with_model(folders, test)
-
-
-def test_a_real_run_is_loaded_once_and_refuses_broken_files(folders: Folders) -> None:
-    run = folders.runs / "hifigan/smoke/1"
-    shutil.copytree(RUNS / "hifigan/smoke", run)
-    tone, broken = folders.temp / "tone.wav", folders.temp / "broken.wav"
-    files.write(tone, 0.1 * np.sin(np.arange(16000) / 10), 16000)
-    broken.write_bytes(b"RIFF no audio")
-
-    async def main() -> None:
-        model = ModelProcess(environment(), folders.temp)
-        predictions = Predictions(folders, model)
-        try:
-            (field,) = await model.load(run, "cpu")
-            assert (field.name, field.kind) == ("input", "audio")
-            jobs = [predictions.submit(run, "cpu", {"input": path}, "run", "") for path in (tone, broken, tone)]
-            await asyncio.gather(*[job.task for job in jobs if job.task])
-        finally:
-            await model.close()
-        assert [job.state for job in jobs] == ["done", "failed", "done"], [job.text for job in jobs]
-        assert "broken.wav" in jobs[1].text
-        assert [output.kind for output in jobs[0].outputs] == ["audio", "audio", "image", "table"]
-        assert files.info(jobs[0].folder / "result.wav").samples == 22050
-
-    asyncio.run(main())
 
 
 @pytest.mark.parametrize(("run", "reply"), [("flow/points", b'"fields"'), ("", b'"error"')])

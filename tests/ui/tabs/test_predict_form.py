@@ -44,13 +44,6 @@ def test_values_of_all_kinds_are_read(folders: Folders) -> None:
     assert form.title(values) == "音声.wav · Steps: 4 · Classes: 0"
 
 
-def test_each_of_several_files_is_a_form(folders: Folders) -> None:
-    form = PredictForm([AUDIO, STEPS], folders, set())
-    control(form, "Recording").value = [upload(folders, f"{name}.wav") for name in "ab"]
-    assert [values["input"].stem for values in form.read()] == ["a", "b"]
-    assert {values["steps"] for values in form.read()} == {4}
-
-
 @pytest.mark.parametrize(
     ("label", "value", "message"),
     [

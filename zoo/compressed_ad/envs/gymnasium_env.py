@@ -31,13 +31,15 @@ _NAME = re.compile(r"[A-Za-z]\w*")
 class GymnasiumEnv(Env):
     """An environment of gymnasium; a task is a set of keyword arguments of `gymnasium.make`.
 
-    Each episode begins by a reset with a seed made of the history's seed and the number of the episode.
+    Each episode begins by a reset with a seed made of the history's seed and the number of the episode. An environment
+    that draws from elsewhere than this seed (`self.np_random`) gives other histories each time.
 
     Args:
         id: registered with gymnasium, or by a package of yours that `--allow-import` names.
         tasks: keyword arguments of each task, e.g. `[{"goal": 1}, {"goal": 2}]`; one task without any by default.
             Values are numbers, booleans, null and texts of at most 64 letters, digits, spaces, "_", "+" and "-", or
-            lists and mappings of them: no path and no dotted name.
+            lists and mappings of them: no path and no dotted name. A number n stands for `{"seed": 0}` to
+            `{"seed": n - 1}`, where the environment samples its task by an argument `seed`.
         arguments: keyword arguments of every task.
         limit: most steps of an episode; that of the registration by default.
         oracle: best return, for reports; by default the highest reward in all steps.
@@ -51,7 +53,7 @@ class GymnasiumEnv(Env):
     def __init__(
         self,
         id: str,
-        tasks: list[dict[str, Any]] | None = None,
+        tasks: list[dict[str, Any]] | int | None = None,
         arguments: dict[str, Any] | None = None,
         limit: int | None = None,
         oracle: float | None = None,
@@ -59,7 +61,9 @@ class GymnasiumEnv(Env):
     ) -> None:
         _import_registration(id)
         self.name = self.id = id
-        self.task_arguments = [{}] if tasks is None else [dict(each) for each in tasks]
+        each_task = [{"seed": seed} for seed in range(tasks)] if isinstance(tasks, int) else tasks
+        self.task_arguments = [{}] if each_task is None else [dict(each) for each in each_task]
+        self.tasks_given = tasks if isinstance(tasks, int) else self.task_arguments
         self.shared_arguments = dict(arguments or {})
         self.oracle, self.reward = oracle, reward
         check_at_least(1, tasks=len(self.task_arguments))
@@ -80,7 +84,7 @@ class GymnasiumEnv(Env):
         """Return the constructor's arguments as JSON values."""
         return {
             "id": self.id,
-            "tasks": self.task_arguments,
+            "tasks": self.tasks_given,
             "arguments": self.shared_arguments,
             "limit": self.limit,
             "oracle": self.oracle,

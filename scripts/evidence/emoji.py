@@ -1,0 +1,133 @@
+"""Noto's emoji in classes, U-Net, transformer and MeanFlow at equal processor time: figures of one seed's runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from scripts.evidence.flow import Digits, figures_of
+from zoo.common.configs import load_yaml
+from zoo.common.tensors import seeded_rng
+from zoo.flow.evaluation.comparison import METRICS, Comparison
+from zoo.flow.evaluation.features import ClassifierFeatures
+from zoo.flow.evaluation.samples import SampleSet, matching_labels, read_samples
+from zoo.flow.inference.requests import load_sampler
+from zoo.flow.inference.sampler import Sampler
+from zoo.flow.nets.unet import UNet
+from zoo.flow.process.solvers import Solver
+from zoo.runs.run_folder import find_config
+
+DATA, RUNS, FLOOR = "noto_emoji_32", ("unet", "dit", "meanflow"), "Fréchet to the floor's"
+STEPS, GUIDANCE, FEW = 10, 2.0, (1, 2, 4)  # of Euler
+WIDTH, DIMS, EPOCHS, BATCH, SHIFT, LEARNING_RATE = 24, 64, 20, 64, 2, 3e-3  # of the classifier; shifts in pixels
+
+
+class EmojiClassifier(ClassifierFeatures):
+    """Convolutions over images (B, 3, 32, 32); features (B, 64) are what the last layer sees."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.dims, self.num_classes = DIMS, num_classes
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise((3, WIDTH, 2 * WIDTH, 4 * WIDTH)):
+            convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+            layers += [convolution, nn.BatchNorm2d(outputs), nn.SiLU(), nn.MaxPool2d(2)]
+        self.body = nn.Sequential(*layers, nn.Flatten(), nn.Dropout(0.3), nn.Linear(64 * WIDTH, DIMS), nn.SiLU())
+        self.head = nn.Linear(DIMS, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (B, 64) of images (B, 3, 32, 32), float in [-1, 1]."""
+        return self.body(images)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Scores (B, K) of features (B, 64); column 0 is label 1."""
+        return self.head(features)
+
+
+def train_classifier(train: SampleSet, epochs: int = EPOCHS) -> EmojiClassifier:
+    """Train the classifier on shifted images, in evaluation mode; the same call gives the same net."""
+    images, labels = train.images(), torch.tensor(train.labels) - 1
+    batches = math.ceil(len(images) / BATCH)
+    with seeded_rng(0):
+        net = EmojiClassifier(int(labels.max()) + 1)
+        optimizer = torch.optim.AdamW(net.parameters(), LEARNING_RATE)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, epochs * batches)
+        for _ in range(epochs):
+            for rows in torch.randperm(len(images)).tensor_split(batches):
+                down, right = (int(shift) for shift in torch.randint(-SHIFT, SHIFT + 1, (2,)))
+                scores = net.logits(net(images[rows].roll((down, right), (2, 3))))
+                _update(optimizer, F.cross_entropy(scores, labels[rows], label_smoothing=0.05))
+                schedule.step()
+    return net.eval().requires_grad_(False)
+
+
+def _update(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def train_by_torchcfm(run: Path, train: SampleSet, seconds: float, seed: int) -> Sampler:
+    """Train a run's U-Net by the loop of torchcfm's conditional example: Adam, no schedule, no average.
+
+    Batch and precision are the run's; `seconds` are of processor time.
+    """
+    try:
+        from torchcfm import ExactOptimalTransportConditionalFlowMatcher
+    except ImportError as error:
+        raise ValueError(f"flow/emoji needs torchcfm and POT ({error}): pip install 'zoo[evidence]'") from error
+    config = load_yaml(find_config(run).read_text(encoding="utf-8"))
+    images, labels, began = train.images(), torch.tensor(train.labels), time.process_time()
+    with seeded_rng(seed):
+        net = UNet(**config["model"]["init_args"]["net"]["init_args"])
+        matcher, optimizer = ExactOptimalTransportConditionalFlowMatcher(0.0), torch.optim.Adam(net.parameters())
+        while time.process_time() - began < seconds:
+            rows = torch.randint(len(images), (config["data"]["init_args"]["batch_size"],))
+            x0, x1 = torch.randn_like(images[rows]), images[rows]
+            t, xt, ut, _, y1 = matcher.guided_sample_location_and_conditional_flow(x0, x1, y1=labels[rows])
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = (net(xt, t, y1).float() - ut).square().mean()
+            _update(optimizer, loss)
+    sampler = load_sampler(run)
+    sampler.net.load_state_dict(net.state_dict())
+    return sampler
+
+
+def measure(root: Path, quick: bool = False) -> dict[str, float]:
+    """Evaluate a seed's runs of emoji_unet, emoji_dit and emoji_meanflow, and the loop of torchcfm for as long."""
+    data = Path(os.environ.get("ZOO_DATA", "data")) / DATA
+    train, held_out = read_samples(data / "train"), read_samples(data / "val")
+    assert held_out.labels is not None
+    labels = matching_labels(held_out.labels, 40 if quick else len(held_out))
+    classifier = train_classifier(train, 1 if quick else EPOCHS)
+    images = Digits(Comparison(held_out, classifier, train, METRICS), train, labels, 1)
+    steps = json.loads((root / "steps.json").read_text(encoding="utf-8"))
+    values = {f"CPU seconds, {name}": steps[name]["cpu_seconds"] for name in RUNS}
+    floor, accuracy = replace(images, draws=3).floor(), images.held_out_accuracy()
+    values["classifier on held-out images, accuracy"] = accuracy
+    unet, dit, mean_flow = (load_sampler(root / name) for name in RUNS)
+    plain = train_by_torchcfm(root / RUNS[0], train, 1 if quick else values["CPU seconds, unet"], int(root.name))
+
+    def evaluate(name: str, sampler: Sampler, count: int, scale: float = 1.0) -> None:
+        figures = figures_of(sampler, images, Solver("euler", count), scale)
+        values[f"{name}: {FLOOR}"] = figures["frechet"] / floor["frechet"]
+        values[f"{name}: accuracy to held-out images'"] = figures["accuracy"] / accuracy
+        values.update({f"{name}: {key}": figures[key] for key in ("accuracy", "std_ratio", "nearest_ratio")})
+
+    for name, sampler in (("U-Net", unet), ("DiT", dit), ("torchcfm", plain)):
+        evaluate(name, sampler, STEPS)
+    for name, sampler in (("U-Net", unet), ("DiT", dit)):
+        evaluate(f"{name}, guided", sampler, STEPS, GUIDANCE)
+    for count in FEW:
+        for name, sampler in (("U-Net", unet), ("DiT", dit), ("MeanFlow", mean_flow)):
+            evaluate(f"{name} {count}", sampler, count)
+    return values
