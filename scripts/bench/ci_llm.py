@@ -15,7 +15,7 @@ from itertools import cycle, islice
 import torch
 from torch import Tensor
 
-from scripts.bench.ci_llm_others import MixedBatch, PeftModels
+from scripts.bench.ci_llm_others import MixedBatch, PeftModels, PeftTraining
 from scripts.bench.tools import Finding, command, interleave, times_as_fast
 from zoo.ci_llm.aggregation import Mean
 from zoo.ci_llm.data.datamodule import TextData
@@ -107,7 +107,8 @@ def generate_batched(crowd: Crowd, ids: Tensor, steps: int) -> Tensor:
 def _compare_steps(source: str | None, batches: Sequence[Batch], rounds: int, at_least: float) -> Finding:
     """Training steps of the crowd and of peft's models from the same weights."""
     crowd = make_crowd(source)
-    ways = {"zoo": Training(crowd, batches), "K models": PeftModels(crowd).training(batches, LEARNING_RATE)}
+    others = PeftModels(crowd).training(batches, LEARNING_RATE)
+    ways: dict[str, Training | PeftTraining] = {"zoo": Training(crowd, batches), "K models": others}
     costs = interleave(ways, rounds)
     first, other = (each.losses[0] for each in ways.values())
     lengths = [each["input_ids"].shape[1] for each in batches[: rounds + 1]]

@@ -142,7 +142,8 @@ class Agents(nn.Module):
         """
         if self.active is None:
             raise ValueError("agents: no agents are active; call add_delta within active_agents()")
-        lora_a, lora_b = lora.lora_A, lora.lora_B
+        lora_a: Tensor = lora.lora_A
+        lora_b: Tensor = lora.lora_B
         dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else lora_a.dtype
         if len(self.active) < self.count:
             members = slice(self.active.start, self.active.stop)
