@@ -90,12 +90,6 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, bytes]]:
         yield name, repr(value).encode()
 
 
-def losses(run: Path, key: str) -> dict[int, str]:
-    """The logged values of a key by step, as text, so that equality is bitwise."""
-    with (run / "metrics.csv").open(newline="") as file:
-        return {int(row["step"]): row[key] for row in csv.DictReader(file) if row.get(key)}
-
-
 MEASURED = ("train/samples_per_sec", "train/data_wait", "train/memory_gib")
 
 

@@ -1,170 +1,137 @@
-"""Benchmarks of CI-LLM: python -m scripts.bench.ci_llm decoding|training|peft|all."""
+"""Benchmarks of CI-LLM: python -m scripts.bench.ci_llm decoding|training|answers|all --backbone FOLDER.
+
+FOLDER is a causal LM in transformers' layout, as `scripts/prepare_smollm2.py` writes it; GSM8K lies in ZOO_DATA. With
+--quick a tiny random Llama reads arithmetic.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, Literal
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from functools import partial, update_wrapper
+from itertools import cycle, islice
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from scripts.bench.ci_llm_others import PeftCrowd, generate_sequential
-from scripts.bench.tools import Costs, Finding, Settings, command, in_folders, interleave, times_as_fast
+from scripts.bench.ci_llm_others import MixedBatch, PeftModels, PeftTraining
+from scripts.bench.tools import Finding, command, interleave, times_as_fast
 from zoo.ci_llm.aggregation import Mean
+from zoo.ci_llm.data.datamodule import TextData
+from zoo.ci_llm.data.tokenizers import ByteTokenizer, PretrainedTokenizer
 from zoo.ci_llm.inference.generate import generate
-from zoo.ci_llm.losses.diversity import Diversity
-from zoo.ci_llm.losses.objective import CrowdObjective
+from zoo.ci_llm.losses.objective import Batch, CrowdObjective
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
-from zoo.ci_llm.nets.crowd import Crowd, Mode
-from zoo.cli.trainer import ZooCLI
+from zoo.ci_llm.nets.crowd import Crowd
 
-Init = Literal["lora", "normal"]
-AGENTS, VOCABULARY = 4, 512
-PROMPT_TOKENS, TEXT_TOKENS = 32, 96
-WIDE = 512  # hidden size where the arithmetic counts, not the number of calls
+AGENTS, RANK, ALPHA = 4, 8, 16  # on all linear layers of the blocks
+TINY = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+PROMPT_TOKENS, NEW_TOKENS, TEXT_TOKENS = 96, 24, 160
+ROWS = 16  # of the training set
+LEARNING_RATE = 1e-4
 
 
-def make_crowd(
-    hidden: int = 128,
-    mode: Mode = "batched",
-    top_layers: int | None = None,
-    layers: int = 4,
-    vocabulary: int = VOCABULARY,
-    count: int = AGENTS,
-    init: Init = "normal",
-) -> Crowd:
-    """Agents on a random Llama; the same weights for the same sizes."""
-    config = {
-        "model_type": "llama",
-        "hidden_size": hidden,
-        "intermediate_size": 3 * hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": vocabulary,
-        "max_position_embeddings": 1024,
+def make_crowd(source: str | None = None) -> Crowd:
+    """Agents that differ, on the backbone of a folder or a tiny random one; the same weights each time."""
+    backbone = Backbone(source) if source else Backbone(config=TINY)
+    return Crowd(backbone, Agents(AGENTS, RANK, ALPHA, dropout=0.0, init="normal"))
+
+
+def read_rows(source: str | None = None) -> list[Batch]:
+    """Batches of one text each in the order of training, question and answer; labels are those of the answer."""
+    tokenizer = PretrainedTokenizer(source) if source else ByteTokenizer()
+    root = os.path.join(os.environ.get("ZOO_DATA", "data"), "gsm8k") if source else None
+    data = TextData(tokenizer, root, batch_size=1, cache=None)
+    data.setup("fit")
+    return list(islice(data.loader(data.train_set, batch_size=1, collate_fn=data.collate), ROWS))
+
+
+def decoding(source: str | None) -> list[Finding]:
+    """Greedy text of the mean prediction, batch 1: one pass of four rows against peft's models and its mixed batch."""
+    crowd, ids = make_crowd(source).eval(), _first_tokens(source, PROMPT_TOKENS)
+    texts: dict[str, Tensor] = {}
+    ways: dict[str, Callable[[Tensor, int], Tensor]] = {
+        "zoo": partial(generate_batched, crowd),
+        "K models": PeftModels(crowd).generate,
+        "mixed batch": MixedBatch(crowd).generate,
     }
-    agents = Agents(count, 8, 16, dropout=0.0, init=init, top_layers=top_layers)
-    return Crowd(Backbone(config=config), agents, mode).eval()
 
+    def run(name: str) -> None:
+        texts[name] = ways[name](ids, NEW_TOKENS)
 
-def decoding(settings: Settings) -> list[Finding]:
-    """Greedy text of four agents together, a token at a time: one pass of four rows against four passes of one."""
-    crowd, steps = make_crowd(), settings.few(32, 4)
+    costs = interleave({name: partial(run, name) for name in ways}, 5 if source else 1)
     findings = []
-    for rows in (1, 4):
-        ids, mask = _texts(rows, PROMPT_TOKENS)
-        measured: dict[str, Tensor] = {}
-        ways = {"batched": generate_batched, "sequential": generate_sequential}
-        runs = {
-            name: partial(_keep, measured, name, partial(way, crowd, ids, mask, steps)) for name, way in ways.items()
-        }
-        costs = interleave(runs, settings.few(15, 1))
-        same = float((measured["batched"] == measured["sequential"]).float().mean())
-        details = {"new tokens": steps, "share of equal tokens": same}
-        findings.append(_times("decoding", rows, costs, 3.0 if rows == 1 else None, details))
+    for name, at_least in (("K models", 3.0), ("mixed batch", 2.0)):
+        same = float((texts["zoo"] == texts[name]).float().mean())
+        pair = {key: costs[key] for key in ("zoo", name)}
+        findings.append(times_as_fast(f"zoo to peft, {name}", pair, at_least, **{"share of equal tokens": same}))
     return findings
 
 
-def training(settings: Settings) -> list[Finding]:
-    """A training step of four agents with the diversity term: forward, backward, clipping, AdamW."""
-    findings = []
-    for rows in (1, 4):
-        ids, mask = _texts(rows, TEXT_TOKENS)
-        contestants = {mode: Training(make_crowd(mode=mode), ids, mask) for mode in ("batched", "sequential")}
-        costs = interleave(contestants, settings.few(21, 1), warmup=settings.few(2, 1))
-        first, other = (each.first for each in contestants.values())
-        details = {"tokens": TEXT_TOKENS, "difference of the first loss": abs(first - other)}
-        findings.append(_times("training", rows, costs, 1.2 if rows == 1 else None, details))
-    return findings
+def training(source: str | None) -> list[Finding]:
+    """A training step (forward, backward, AdamW) on 160 tokens, all labelled, against peft's models in turn."""
+    ids = _first_tokens(source, TEXT_TOKENS)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    return [_compare_steps(source, [batch], 7 if source else 1, 1.0)]
 
 
-def peft(settings: Settings) -> list[Finding]:
-    """The same agents as adapters of peft, in one batch that names an adapter for each row."""
-    crowd, steps = make_crowd(), settings.few(32, 2)
-    other = PeftCrowd(crowd)
-    findings = []
-    for rows in (1, 4):
-        ids, mask = _texts(rows, PROMPT_TOKENS)
-        measured: dict[str, Tensor] = {}
-        runs = {
-            "batched": partial(_keep, measured, "batched", partial(generate_batched, crowd, ids, mask, steps)),
-            "peft": partial(_keep, measured, "peft", partial(other.generate, ids, mask, steps)),
-        }
-        costs = interleave(runs, settings.few(15, 1))
-        same = float((measured["batched"] == measured["peft"]).float().mean())
-        details = {"new tokens": steps, "share of equal tokens": same}
-        findings.append(_times("decoding", rows, costs, 2.0 if rows == 1 else None, details))
-        passes = {"batched": partial(_forward, crowd, ids, mask), "peft": partial(other.logits, ids, mask)}
-        costs = interleave(passes, settings.few(41, 1), warmup=settings.few(3, 1))
-        findings.append(_times("one forward pass", rows, costs, None, {"tokens": PROMPT_TOKENS}))
-    return findings
-
-
-BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {
-    each.__name__: each for each in (decoding, training, peft)
-}
+def answers(source: str | None) -> list[Finding]:
+    """A training step on a row of GSM8K, of which the answer is labelled, against peft's models in turn."""
+    return [_compare_steps(source, read_rows(source), 9 if source else 1, 1.15)]
 
 
 class Training:
-    """Steps of a plain training loop on one batch.
+    """Steps of a plain training loop on batches by turns; `losses` holds those of the agents (K,) at each step."""
 
-    Args:
-        crowd: that is trained.
-        ids: texts (B, T), shifted_labels as a whole.
-        mask: of them.
-
-    Attributes:
-        first: total of the first step.
-    """
-
-    def __init__(self, crowd: Crowd, ids: Tensor, mask: Tensor) -> None:
-        self.crowd = crowd.train()
-        self.batch = {"input_ids": ids, "attention_mask": mask, "labels": ids}
-        self.optimizer = torch.optim.AdamW(crowd.agents.parameters(), 1e-4)
-        self.diversity = Diversity(0.01, strategy="answer_mean")
-        self.first = float("nan")
-        self.steps = 0
+    def __init__(self, crowd: Crowd, batches: Sequence[Batch]) -> None:
+        self.crowd, self.batches = crowd.train(), cycle(batches)
+        self.optimizer = torch.optim.AdamW(crowd.agents.parameters(), LEARNING_RATE)
+        self.losses: list[Tensor] = []
 
     def __call__(self) -> None:
         """Take a step."""
         self.optimizer.zero_grad()
-        loss = CrowdObjective(self.batch, self.diversity, self.steps).compute(self.crowd)
-        if not self.steps:
-            self.first = float(loss.total.detach())
-        loss.total.backward()
-        nn.utils.clip_grad_norm_(self.crowd.agents.parameters(), 1.0)
+        loss = CrowdObjective(next(self.batches)).compute(self.crowd)
+        (loss.total * AGENTS).backward()  # the gradient of each agent as if it trained alone
         self.optimizer.step()
-        self.steps += 1
+        self.losses.append(loss.losses)
 
 
-def generate_batched(crowd: Crowd, ids: Tensor, mask: Tensor, steps: int) -> Tensor:
-    """Ours: one cache of all agents; texts (B, T + steps)."""
-    return generate(crowd, ids, mask, Mean(), steps)
+def generate_batched(crowd: Crowd, ids: Tensor, steps: int) -> Tensor:
+    """Texts (B, T + steps) by one cache of all agents."""
+    return generate(crowd, ids, torch.ones_like(ids), Mean(), steps)
 
 
-@torch.no_grad()
-def _forward(crowd: Crowd, ids: Tensor, mask: Tensor) -> Tensor:
-    return crowd(ids, mask)
+def _compare_steps(source: str | None, batches: Sequence[Batch], rounds: int, at_least: float) -> Finding:
+    """Training steps of the crowd and of peft's models from the same weights."""
+    crowd = make_crowd(source)
+    others = PeftModels(crowd).training(batches, LEARNING_RATE)
+    ways: dict[str, Training | PeftTraining] = {"zoo": Training(crowd, batches), "K models": others}
+    costs = interleave(ways, rounds)
+    first, other = (each.losses[0] for each in ways.values())
+    lengths = [each["input_ids"].shape[1] for each in batches[: rounds + 1]]
+    labels = [int((each["labels"] >= 0).sum()) for each in batches[: rounds + 1]]
+    details = {
+        "mean tokens": sum(lengths) / len(lengths),
+        "mean labels": sum(labels) / len(labels),
+        "difference of the first losses": float((first - other).abs().max()),
+    }
+    return times_as_fast("zoo to peft, K models", costs, at_least, **details)
 
 
-def _keep(measured: dict[str, Any], name: str, run: Callable[[], Any]) -> None:
-    measured[name] = run()
-
-
-def _texts(rows: int, length: int) -> tuple[Tensor, Tensor]:
-    """Random texts (B, T) without padding."""
-    ids = torch.randint(3, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(0))
-    return ids, torch.ones_like(ids)
-
-
-def _times(name: str, rows: int, costs: Costs, at_least: float | None, details: dict[str, Any]) -> Finding:
-    """How many times as fast the first of two contestants is, by processor time."""
-    first, other = costs
-    return times_as_fast(f"{name}, batch {rows}: {first} against {other}", costs, at_least, **details)
+def _first_tokens(source: str | None, count: int) -> Tensor:
+    """The first tokens (1, count) of the rows, joined."""
+    return torch.cat([each["input_ids"] for each in read_rows(source)], 1)[:, :count]
 
 
 if __name__ == "__main__":
-    command("ci_llm", in_folders(BENCHMARKS, partial(Settings, partial(ZooCLI, "fit"))))
+    backbone = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    backbone.add_argument("--backbone", default="runs/smollm2", help="folder of a causal LM; default: runs/smollm2")
+    folder = backbone.parse_known_args()[0].backbone
+    benchmarks = {
+        each.__name__: update_wrapper(lambda quick, run=each: run(None if quick else folder), each)
+        for each in (decoding, training, answers)
+    }
+    command("ci_llm", benchmarks, backbone)

@@ -267,14 +267,17 @@ class Finding:
         return self.value >= self.at_least if self.at_least is not None else None
 
 
-def command(system: str, benchmarks: Mapping[str, Callable[[bool], Sequence[Finding]]]) -> None:
+def command(
+    system: str, benchmarks: Mapping[str, Callable[[bool], Sequence[Finding]]], *options_of: argparse.ArgumentParser
+) -> None:
     """The command line of a system's benchmarks: runs them, prints a table for each, writes the figures as JSON.
 
     Args:
         system: as in the names of its folders.
         benchmarks: by name; each takes whether to be quick.
+        options_of: parsers of the system's own options, without help.
     """
-    parser = argparse.ArgumentParser(description=f"Benchmarks of {system}")
+    parser = argparse.ArgumentParser(description=f"Benchmarks of {system}", parents=options_of)
     parser.add_argument("benchmark", choices=[*benchmarks, "all"])
     parser.add_argument("--quick", action="store_true", help="see that it runs; the figures are no evidence")
     parser.add_argument("--threads", type=int, default=1, help="of torch; 1 keeps waiting threads out of the figures")

@@ -8,7 +8,6 @@ import torch
 
 import zoo
 from tests.harness import REPOSITORY
-from zoo.common import registry
 
 GUIDE = REPOSITORY / "docs" / "python.md"
 SYSTEMS = (
@@ -61,14 +60,6 @@ def test_refuses_like_the_command_line(
     with pytest.raises((ValueError, OSError), match=message):
         zoo.build(recipe, overrides)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_names_are_listed() -> None:
-    assert {"build", "load", "register", "hifigan"} <= {*dir(zoo)}
-    assert {"Generator", "Vocoder", "HiFiGANTask"} <= {*dir(zoo.hifigan)}
-    assert {"zoo.audio", "zoo.blocks", "zoo.flow", "zoo.training"} < {*registry.PACKAGES}
-    assert not {"zoo.cli", "zoo.common", "zoo.ui"} & {*registry.PACKAGES}
-    assert {each.removeprefix("zoo.") for each in registry.PACKAGES} <= {*dir(zoo)}
 
 
 @pytest.mark.parametrize("recipe", SYSTEMS)

@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +37,11 @@ CONFIGS = {
              "num_attention_heads": 2, "max_position_embeddings": 8},
     "audio": AUDIO["hubert"],
 }  # fmt: skip
-BUILD: dict[str, Callable[[Any], Any]] = {
-    "causal": lambda config: CausalBackbone(config=config),
-    "text": lambda config: FrozenText(config=config, max_tokens=8),
-    "bert": lambda config: FrozenText(config=config, max_tokens=8),
-    "audio": lambda config: AudioBackbone(layer=1, config=config),
-}
-LOAD: dict[str, Callable[[str], Any]] = {
-    "causal": lambda folder: CausalBackbone(source=folder),
-    "text": lambda folder: FrozenText(folder, max_tokens=8),
-    "bert": lambda folder: FrozenText(folder, max_tokens=8),
-    "audio": lambda folder: AudioBackbone(layer=1, source=folder),
+KINDS: dict[str, Callable[..., Any]] = {
+    "causal": CausalBackbone,
+    "text": partial(FrozenText, max_tokens=8),
+    "bert": partial(FrozenText, max_tokens=8),
+    "audio": partial(AudioBackbone, layer=1),
 }
 # Settings that reach a loader of hub kernels, another repository, or a file elsewhere.
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -135,7 +130,7 @@ def folder_of(kind: str, root: Path) -> Path:
     """A sound folder of a kind of model."""
     folder = root / "model"
     folder.mkdir()
-    BUILD[kind](dict(CONFIGS[kind])).save_source(folder)
+    KINDS[kind](config=dict(CONFIGS[kind])).save_source(folder)
     return folder
 
 
@@ -157,44 +152,44 @@ def one_line(error: BaseException) -> str:
     return text
 
 
-@pytest.mark.parametrize("kind", LOAD)
+@pytest.mark.parametrize("kind", KINDS)
 def test_settings_of_a_recipe_and_of_a_folder_are_refused(kind: str, tmp_path: Path, traps: Path) -> None:
     folder = folder_of(kind, tmp_path)
     sound = (folder / "config.json").read_text()
     for name, settings in SETTINGS.items():
         with pytest.raises(ValueError) as caught:
-            BUILD[kind]({**CONFIGS[kind], **settings})
+            KINDS[kind](config={**CONFIGS[kind], **settings})
         one_line(caught.value)
         (folder / "config.json").write_text(json.dumps({**json.loads(sound), **settings}))
         with pytest.raises((ValueError, FileNotFoundError)) as caught:
-            LOAD[kind](str(folder))
+            KINDS[kind](source=str(folder))
         assert "config.json" in one_line(caught.value), name
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("kind", LOAD)
+@pytest.mark.parametrize("kind", KINDS)
 def test_files_of_a_folder_are_refused(kind: str, name: str, tmp_path: Path, traps: Path) -> None:
     folder = folder_of(kind, tmp_path)
     put(folder, FILES[name], traps)
     with pytest.raises((ValueError, FileNotFoundError)) as caught:
-        LOAD[kind](str(folder))
+        KINDS[kind](source=str(folder))
     assert next(iter(FILES[name])) in one_line(caught.value)
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-@pytest.mark.parametrize("kind", LOAD)
+@pytest.mark.parametrize("kind", KINDS)
 def test_harmless_files_load(kind: str, name: str, tmp_path: Path, traps: Path) -> None:
     folder = folder_of(kind, tmp_path)
     put(folder, HARMLESS[name], traps)
-    LOAD[kind](str(folder))
+    KINDS[kind](source=str(folder))
 
 
 def test_unknown_type_with_code_is_refused_without_a_question(tmp_path: Path, traps: Path) -> None:
     folder = folder_of("causal", tmp_path)
     put(folder, {"config.json": {"model_type": "zoo_decoy", "auto_map": {"AutoConfig": "zoo_decoy.Thing"}}}, traps)
-    for load in LOAD.values():
+    for kind in KINDS.values():
         with pytest.raises((ValueError, FileNotFoundError)):
-            load(str(folder))
+            kind(source=str(folder))
 
 
 @pytest.mark.parametrize("load", [

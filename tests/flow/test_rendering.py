@@ -13,11 +13,6 @@ def test_pixels_are_rounded_and_clamped() -> None:
     assert rendering.to_pixels(values)[0, 0, :, 0].tolist() == [0, 0, 128, 255, 255]
 
 
-def test_grid_lays_images_out_by_rows() -> None:
-    images = np.arange(1, 6, dtype=np.uint8).reshape(5, 1, 1, 1)
-    assert rendering.image_grid(images)[..., 0].tolist() == [[1, 2, 3], [4, 5, 0]]
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 def test_gif_has_all_frames_and_rests_on_the_last(tmp_path: Path, channels: int) -> None:
     pictures = np.zeros((5, 8, 8, channels), dtype=np.uint8)

@@ -10,11 +10,6 @@ def test_more_is_better_where_a_run_states_so(tmp_path):
     assert result_table(results, ["val/loss"]) == {"val/loss ↑": ["3 (2)", "3 (2)"]}
 
 
-def test_names_are_as_long_as_it_takes(tmp_path):
-    folders = [make(tmp_path / name / "1") for name in ("a/x", "b/x", "b/y")]
-    assert compare_runs(folders, tmp_path).names == ["a/x/1", "b/x/1", "b/y/1"]
-
-
 def test_results_of_validate_test_and_evaluate(tmp_path):
     run = make(tmp_path / "run")
     (run / "test.csv").write_text("step,epoch,test/loss\n10,0,0.125\n")

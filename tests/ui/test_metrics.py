@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from zoo.ui.metrics import MAX_POINTS, MetricsReader, downsample
+from zoo.ui.metrics import MetricsReader
 
 
 def append(run: Path, *lines: str) -> None:
@@ -40,12 +39,3 @@ def test_a_replaced_or_cut_file_is_read_again(tmp_path: Path, text: str) -> None
 def test_a_file_that_is_no_table_has_no_curves(tmp_path: Path) -> None:
     append(tmp_path, f"step,epoch,a\n0,0,1\n1,0,{'9' * 200_000}\n", "2,0,3\n")
     assert MetricsReader().read(tmp_path)["a"] == (((0.0, 1.0),), ())
-
-
-def test_few_points_keep_order_extremes_and_the_end() -> None:
-    values = np.random.default_rng(0).normal(size=10_000)
-    values[1234], values[8765] = 99.0, -99.0
-    curve = np.stack([np.arange(10_000), values], axis=1)
-    short = downsample(curve)
-    assert len(short) <= MAX_POINTS and (np.diff(short[:, 0]) > 0).all()
-    assert {99.0, -99.0} <= set(short[:, 1]) and short[-1].tolist() == curve[-1].tolist()

@@ -37,3 +37,12 @@ def test_bfloat16_keeps_float32_agents():
     losses(logits, labels).mean().backward()
     assert all(p.dtype == p.grad.dtype == torch.float32 and p.grad.any() for p in net.agents.parameters())
     torch.testing.assert_close(logits.float(), crowd()(ids, mask), atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4, 5])
+def test_few_rows_give_the_same_outputs(rows):
+    layer = Backbone(**HOW["llama"]).blocks[0].mlp.up_proj
+    x = torch.randn(rows, 32, generator=torch.Generator().manual_seed(0))
+    expected = torch.nn.functional.linear(x, layer.weight)
+    torch.testing.assert_close(layer(x[:, None]), expected[:, None])
+    torch.testing.assert_close(layer(x.T.contiguous().T), expected)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from zoo.flow.nets.unet import NEARLY_ZERO, UNet, group_norm
+from zoo.flow.nets.unet import NEARLY_ZERO, UNet
 
 
 def small(**arguments) -> UNet:
@@ -48,11 +48,6 @@ def test_one_channel_per_group_is_warned_of_and_blind(batch, caplog):
         net = awake(small(channels=32, channel_mult=(1,), attention_levels=(0,), norm_groups=32)).eval()
     assert "ignore time and class" in caplog.text
     torch.testing.assert_close(net(x, t, label), net(x, 1 - t, label.roll(1)), atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize(("channels", "groups"), [(16, 4), (30, 6), (64, 16), (96, 24), (128, 32), (384, 32), (3, 1)])
-def test_groups(channels, groups):
-    assert group_norm(channels, None).num_groups == groups
 
 
 def test_labels(batch):

@@ -1,7 +1,6 @@
 """The bar at a terminal, and the lines elsewhere."""
 
 import logging
-import math
 
 import lightning as L
 import torch
@@ -10,7 +9,7 @@ from torch.utils.data import DataLoader
 from tests.training.callbacks.parts import make_trainer
 from zoo.training.callbacks import progress
 from zoo.training.callbacks.checkpoint import Checkpoints
-from zoo.training.callbacks.progress import ProgressBar, format_number, select_metrics
+from zoo.training.callbacks.progress import ProgressBar
 
 
 class Task(L.LightningModule):
@@ -47,15 +46,6 @@ def fit_lines(tmp_path, caplog, bar, **settings):
     caplog.set_level(logging.INFO)
     start(tmp_path, bar, **settings).fit(Task(), loader(4), loader(2))
     return [record.getMessage() for record in caplog.records if record.name == progress.__name__]
-
-
-def test_numbers_and_metrics():
-    numbers = (0.8312, -12.34, 999.6, 1234.5, 3e-7, math.nan)
-    assert [format_number(each) for each in numbers] == ["0.831", "-12.3", "1,000", "1,234", "3e-07", "nan"]
-    gan = ["train/g/total", "train/g/mel", "val/mel_l1", "val/mcd"]
-    assert select_metrics(gan, None, "val/mel_l1") == ["train/g/mel", "val/mel_l1"]
-    assert select_metrics(gan, ["val/mcd", "train/g/mel", "val/absent"], None) == ["val/mcd", "train/g/mel"]
-    assert select_metrics(["train/lr", "train/loss_a"], None, None) == ["train/loss_a"]
 
 
 def test_lines_between_and_after_validations(tmp_path, caplog):

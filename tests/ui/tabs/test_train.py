@@ -6,8 +6,8 @@ pytest.importorskip("nicegui", reason="needs the extra `ui`")
 
 from zoo.cli.config_worker import parse
 from zoo.common.systems import recipe_paths
-from zoo.ui.tabs.config_edits import ConfigEdits, flatten_values
-from zoo.ui.tabs.config_form import CONTROLS, ConfigForm
+from zoo.ui.tabs.config_edits import flatten_values
+from zoo.ui.tabs.config_form import CONTROLS
 
 SMOKE = {name: path for name, path in recipe_paths().items() if name.partition("/")[2].startswith("smoke")}
 
@@ -22,12 +22,3 @@ def test_controls_find_their_keys_in_every_smoke_recipe() -> None:
     rare = {"Cache of the data", "Parallel", "Patience", "Compile the full graph", "Compile mode", "Guard's action"}
     rare |= {"Explosion threshold", "Reduction of the learning rate", "Guard's patience", "Frozen modules"}
     assert {control.label for control in CONTROLS} - labels <= rare
-
-
-@pytest.mark.usefixtures("client")
-def test_a_refused_entry_stays_with_its_error() -> None:
-    form = ConfigForm(ConfigEdits({"seed_everything": 1}), {}, lambda: None, {})
-    form.all_keys.set_value(True)
-    form.key.set_options([*form.key.options, "a b=1"], value="a b=1")  # as the browser sends it
-    form.refresh()
-    assert form.key.value == "a b=1" and "expected key=value" in form.key.error

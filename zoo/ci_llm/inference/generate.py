@@ -88,12 +88,14 @@ class PrefixScorer:
         self.crowd = crowd
         self.cache = DynamicCache(config=crowd.backbone.model.config)
         self.mask = attention_mask
+        self.is_padded = not bool(attention_mask.all())
 
+    @torch.inference_mode()
     def __call__(self, tokens: Tensor, keep: int) -> Tensor:
         """Append tokens (..., L), first the prompts; return log-probabilities (K, B, L, V), or of the last `keep`."""
         new = self.cache.get_seq_length() + tokens.shape[-1] - self.mask.shape[-1]
         self.mask = F.pad(self.mask, (0, new), value=1)
-        output = self.crowd.outputs(tokens, self.mask, cache=self.cache, logits_to_keep=keep)
+        output = self.crowd.outputs(tokens, self.mask, cache=self.cache, logits_to_keep=keep, is_padded=self.is_padded)
         return output.logits.float().log_softmax(-1)
 
 

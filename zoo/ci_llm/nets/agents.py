@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from zoo.ci_llm.nets.backbone import Backbone
 from zoo.common.checks import check_at_least, check_below
@@ -134,26 +135,36 @@ class Agents(nn.Module):
         """Contexts of a checkpointed block: the second repeats the agents and masks of now in its recomputation."""
         return nullcontext(), self.active_agents(self.active, self._mask_seeds)
 
-    def delta(self, lora: LoraStack, index: int, x: Tensor) -> Tensor:
-        """What the n active agents add at layer `index`, (n, positions, out), to x (rows, ..., in)."""
+    def add_delta(self, lora: LoraStack, index: int, x: Tensor, output: Tensor) -> Tensor:
+        """Add to the output (rows, ..., out) of layer `index` what the active agents make of its input (rows, ..., in).
+
+        The output's memory is reused.
+        """
         if self.active is None:
-            raise ValueError("agents: no agents are active; call delta within active_agents()")
-        rows = x.reshape(len(self.active), -1, x.shape[-1])  # (n, positions, in)
-        if not torch.is_autocast_enabled(x.device.type):
-            rows = rows.to(lora.lora_A.dtype)
-        members = slice(self.active.start, self.active.stop)
-        rows = self._mask(rows, self.dropout, True, index, INPUT_MASK)
-        lora_a = self._mask(lora.lora_A[members], self.dropconnect, self.dropconnect_rescale, index, A_MASK)
-        lora_b = self._mask(lora.lora_B[members], self.dropconnect, self.dropconnect_rescale, index, B_MASK)
-        return torch.bmm(torch.bmm(rows, lora_a.mT) * self.scale, lora_b.mT)
+            raise ValueError("agents: no agents are active; call add_delta within active_agents()")
+        lora_a: Tensor = lora.lora_A
+        lora_b: Tensor = lora.lora_B
+        dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else lora_a.dtype
+        if len(self.active) < self.count:
+            members = slice(self.active.start, self.active.stop)
+            lora_a, lora_b = lora_a[members], lora_b[members]
+        rows = x.reshape(len(self.active), -1, x.shape[-1]).to(dtype)  # (n, positions, in)
+        if self._mask_seeds is not None:
+            rows = self._mask(rows, self.dropout, True, index, INPUT_MASK)
+            lora_a = self._mask(lora_a, self.dropconnect, self.dropconnect_rescale, index, A_MASK)
+            lora_b = self._mask(lora_b, self.dropconnect, self.dropconnect_rescale, index, B_MASK)
+        total, weights = output.to(dtype).contiguous(), (lora_a.to(dtype), lora_b.to(dtype))
+        if torch.is_grad_enabled():
+            total = _AddDelta.apply(total, rows, *weights, self.scale)
+        else:
+            _add_product(total, rows, *weights, self.scale)
+        return total.to(output.dtype)
 
     def _add_delta(
         self, lora: LoraStack, index: int, module: nn.Module, inputs: tuple[Any, ...], output: Tensor
     ) -> Tensor:
         """Forward hook of a layer."""
-        if self.active is None:
-            return output
-        return output + self.delta(lora, index, inputs[0]).reshape(output.shape).to(output.dtype)
+        return output if self.active is None else self.add_delta(lora, index, inputs[0], output)
 
     def _mask(self, x: Tensor, probability: float, rescale: bool, index: int, stream: int) -> Tensor:
         """Drop elements of x (n, ...) by one mask for each active agent."""
@@ -205,6 +216,33 @@ class Agents(nn.Module):
             lora_a.normal_(std=self.std, generator=generator)
             lora_b.normal_(std=self.std, generator=generator)
         return lora_a, lora_b
+
+
+def _add_product(output: Tensor, x: Tensor, lora_a: Tensor, lora_b: Tensor, scale: float) -> Tensor:
+    """Add scale * B A x, for x (n, positions, in), to an output of any shape, in place; A x (n, rank, positions)."""
+    hidden = torch.bmm(lora_a, x.mT)
+    output.view(x.shape[0], -1, lora_b.shape[1]).baddbmm_(hidden.mT, lora_b.mT, alpha=scale)
+    return hidden
+
+
+class _AddDelta(torch.autograd.Function):
+    """`_add_product` with gradients by products whose rows are the rank, on a CPU up to four times as fast."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, x: Tensor, lora_a: Tensor, lora_b: Tensor, scale: float) -> Tensor:
+        ctx.scale = scale
+        ctx.save_for_backward(x, _add_product(output, x, lora_a, lora_b, scale), lora_a, lora_b)
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
+        x, hidden, lora_a, lora_b = ctx.saved_tensors
+        grad = grad_outputs[0].reshape(x.shape[0], -1, lora_b.shape[1])
+        grad_hidden = torch.bmm(lora_b.mT, grad.mT).mul_(ctx.scale)  # (n, rank, positions)
+        grad_x = torch.bmm(grad_hidden.mT, lora_a) if ctx.needs_input_grad[1] else None
+        return grad_outputs[0], grad_x, torch.bmm(grad_hidden, x), torch.bmm(hidden, grad).mul_(ctx.scale).mT, None
 
 
 def _add_module(tree: nn.Module, name: str, module: nn.Module) -> None:

