@@ -24,6 +24,22 @@ ALL_LINEAR = "all-linear"  # every linear layer but the output layer
 _QUANTIZED = ("weight.absmax", "weight.quant_map", "weight.nested_", "weight.quant_state.")  # statistics of 4 bits
 
 
+class FewRowsLinear(nn.Linear):
+    """A linear layer without bias; for a few rows on the CPU by W x^T, which reads W about twice as fast as x W^T."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__(weight.shape[1], weight.shape[0], bias=False, device="meta")
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., in) to (..., out)."""
+        is_small = x.numel() <= FEW_ROWS * x.shape[-1] and x.dtype == torch.float32
+        if is_small and x.device.type == "cpu":
+            columns = F.linear(self.weight, x.reshape(-1, x.shape[-1]).contiguous())  # (out, rows)
+            return columns.T.contiguous().view(*x.shape[:-1], self.out_features)
+        return F.linear(x, self.weight)
+
+
 class Backbone(FrozenModule):
     """A causal LM of transformers, frozen and always in evaluation mode.
 
@@ -66,12 +82,12 @@ class Backbone(FrozenModule):
             self.register_load_state_dict_post_hook(_ignore_quantization_statistics)
         else:
             self.model = _build(self.source, revision, config, seed, options)
+        for name, layer in list(self.model.named_modules()):
+            if type(layer) is nn.Linear and layer.bias is None:
+                self.model.set_submodule(name, FewRowsLinear(layer.weight))
         self._logits_at: Tensor | None = None  # of the running pass
         self.model.get_output_embeddings().register_forward_pre_hook(self._select_positions)
         keep_masks_on_the_device(self.model)
-        for layer in self.model.modules():
-            if type(layer) is nn.Linear:
-                layer.forward = partial(_linear_forward, layer)  # type: ignore[method-assign]
         self.recompute_contexts: Contexts = noop_context_fn
         self.gradient_checkpointing = gradient_checkpointing
         if gradient_checkpointing:
@@ -194,15 +210,6 @@ def _checkpointed_forward(backbone: Backbone, block: nn.Module, *args: Any, **kw
         return forward(*args)
     context_fn = backbone.recompute_contexts
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, context_fn=context_fn)
-
-
-def _linear_forward(layer: nn.Linear, x: Tensor) -> Tensor:
-    """A linear layer's forward; for a few rows on the CPU by W x^T, which reads W about twice as fast as x W^T."""
-    is_small = x.numel() <= FEW_ROWS * x.shape[-1] and x.dtype == torch.float32
-    if is_small and x.device.type == "cpu" and layer.bias is None:
-        columns = F.linear(layer.weight, x.reshape(-1, x.shape[-1]).contiguous())  # (out, rows)
-        return columns.T.contiguous().view(*x.shape[:-1], layer.out_features)
-    return F.linear(x, layer.weight, layer.bias)
 
 
 def _is_named(name: str, targets: Sequence[str] | str) -> bool:
