@@ -17,6 +17,9 @@ import numpy as np
 
 ID, LIMIT, NAME = "AnyMDP-v0", 20, "tasks.npz"
 FIELDS = ("transition", "reward", "noise", "start")
+LEARNER = {"bonus": 0.3, "epsilon": 0.0, "last_epsilon": 0.0, "rate": 0.7, "discount": 0.8}
+SOURCE = ["--algorithm=q_learning", *(f"--q_learning.{key}={value}" for key, value in LEARNER.items()), "--steps=400"]
+SPLIT = ["--train_share=0.9", "--shard_size=128"]
 
 
 def folder() -> Path:
