@@ -7,6 +7,7 @@ import contextlib
 import copy
 import io
 import os
+import random
 import resource
 import sys
 import tempfile
@@ -169,6 +170,39 @@ def test_absurd_values(path: Path, bait: str) -> None:
     values = (10**18, 10**30, -7, 0, None, float("inf"), [1, [2]])
     for attempt in run([changed(content, place, value) for place in places for value in values], True, bait):
         check(attempt, codes=(0, 2))
+
+
+def mutate(text: str, rng: random.Random) -> str:
+    """Make one to three accidents in a recipe: lines lost, doubled or indented, values and characters exchanged."""
+    values = ["-1", "''", "null", "[]", "{}", "1e400", ".nan", "${a.b}", "${oc.env:HOME}", "!!python/name:os.system"]
+    characters = ["\x00", "\udcff", "é", "&a ", "*a ", "'", '"', "{", "]", "%"]
+    for _ in range(rng.randint(1, 3)):
+        lines = text.split("\n")
+        line = rng.randrange(len(lines))
+        position = rng.randint(0, len(lines[line]))
+        key = lines[line].partition(":")[0]
+        lines[line : line + 1] = rng.choice(
+            [
+                [],
+                [lines[line], rng.choice(lines)],
+                [" " * rng.randint(0, 5) + lines[line].lstrip()],
+                [f"{key}: {rng.choice(values)}"],
+                [lines[line].replace(":", rng.choice(["", "::", ": :", ":\t"]), 1)],
+                [lines[line][:position] + rng.choice(characters) + lines[line][position:]],
+            ]
+        )
+        text = "\n".join(lines)
+    return text
+
+
+def test_mutated_files(bait: str) -> None:
+    rng = random.Random(0)
+    texts = [mutate(rng.choice(SMALL).read_text(), rng) for _ in range(40)]
+    for text, attempt in zip(texts, run(texts, True, bait), strict=True):
+        try:
+            check(attempt, codes=(0, 2))
+        except AssertionError as error:
+            raise AssertionError(f"{attempt}\n{text}") from error
 
 
 LIGHTNING = "lightning.pytorch"
