@@ -68,15 +68,15 @@ def lay_out(output: Path, data: Path | None = None) -> Path:
         return output
     data = data or Path(os.environ.get("ZOO_DATA", "data"))
     speech, noise = (files.find_audio_files(data / name) for name in (SPEECH_FOLDER, NOISE_FOLDER))
-    held = set(speech[-HELD_OUT:])
+    held_out = set(speech[-HELD_OUT:])
     building = output.with_name(f"{output.name}.part")
     shutil.rmtree(building, ignore_errors=True)
     names = []
     for kind, paths in ((SPEECH, speech), (OTHER, noise)):
         for path in paths:
             audio = files.read_mono(path, SAMPLE_RATE)
-            whole = len(audio) if path in held else 0
-            split = len(audio) - (whole if kind == SPEECH else round(HELD_OUT_SHARE * len(audio)))
+            held_samples = len(audio) if path in held_out else 0
+            split = len(audio) - (held_samples if kind == SPEECH else round(HELD_OUT_SHARE * len(audio)))
             _write(_equal(audio[:split]), building / "train" / "high" / f"{kind}_{path.stem}")
             names += _write(_first(audio[split:]), building / "valid" / "high" / f"{kind}_{path.stem}")
     (building / "valid.txt").write_text("".join(f"valid/high/{name}\n" for name in names), encoding="utf-8")

@@ -54,18 +54,18 @@ def measure(run: Path, teacher: Path, quick: bool = False) -> dict[str, float]:
     student, steps = _restorer(run), _restorer(run).sampler.steps
     many = 4 if quick else TEACHER_STEPS
     most = 1 if quick else None
-    found = {}
+    lsd = {}
     for name, folder, count in (("student", run, steps), ("teacher", teacher, many), ("undistilled", teacher, steps)):
         sampler = {"class_path": "zoo.audiosr.DDIM", "init_args": {"steps": count}}
         settings = EvaluationOptions(max_items=most, restore={"sampler": sampler})
-        found[name] = _lsd(evaluate(folder, run / audiosr.FOLDER / name, settings))
+        lsd[name] = _lsd(evaluate(folder, run / audiosr.FOLDER / name, settings))
     recipe = load_recipe_data(run, EvaluationOptions())
     grid = make_grid(recipe, EvaluationOptions(max_items=most), student.sample_rate)
     way = {name: _distances(each, _restorer(teacher), grid, DDIM(many)) for name, each in
            (("student", student), ("undistilled", _restorer(teacher, steps)))}  # fmt: skip
     means = {name: fmean(each) for name, each in way.items()}
     return {
-        f"LSD distilled to {TEACHER_STEPS} steps of the teacher": found["student"] / found["teacher"],
+        f"LSD distilled to {TEACHER_STEPS} steps of the teacher": lsd["student"] / lsd["teacher"],
         "distance to the teacher's latents, distilled to undistilled in as few steps": (
             means["student"] / means["undistilled"]
         ),
@@ -87,12 +87,12 @@ def _lsd(rows: Sequence[Mapping[str, Any]]) -> float:
 
 def _distances(model: Restorer, teacher: Restorer, grid: ValidationGrid, sampler: Sampler) -> list[float]:
     """RMS distances of a model's latents to those of a teacher's sampler from the same noise, an item each."""
-    found = []
+    distances = []
     for number in range(len(grid)):
         low = grid[number]["low"][None]
-        ours, wanted = _latents(model, low, model.sampler, number), _latents(teacher, low, sampler, number)
-        found.append(math.sqrt(float((ours - wanted).square().mean())))
-    return found
+        latents, target = _latents(model, low, model.sampler, number), _latents(teacher, low, sampler, number)
+        distances.append(math.sqrt(float((latents - target).square().mean())))
+    return distances
 
 
 @torch.inference_mode()

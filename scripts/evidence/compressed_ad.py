@@ -35,21 +35,29 @@ SMALL, LARGE, POINTS = Darkroom(5, 10), Darkroom(9, 20), PointMass(64, 20)
 LEARNED = "histories learned from"
 SHUFFLED, MIXED = "control, shuffled episodes", "control, episodes of many goals"
 CAD, SCRATCH, AD = "CAD", "CAD without pre-training", "AD"
-WHOLE, SOURCE, EVALUATED = "AD, the whole context", "source algorithm", Path("evidence", "evaluation")
+FULL, SOURCE, EVALUATED = "AD, the whole context", "source algorithm", Path("evidence", "evaluation")
 CONTEXT, EPISODES, TOKENS, AGENTS = 400, 20, 6400, 32  # of `anymdp`: steps, episodes; in a training step; at once
-ACTING, KEPT = "CPU ms of a step of 32 agents", "KiB of an agent's context at most"
+ACTING, CONTEXT_KIB = "CPU ms of a step of 32 agents", "KiB of an agent's context at most"
 _RISE, _RISEN = (
     "last above first",
     "twentieth episode above the first, share of the way from random to the best possible",
 )
 ANYMDP_CLAIMS = (  # arm, figure, of what it is a share, title, statistic, at most, at least
-    (WHOLE, _RISE, None, f"{WHOLE}: {_RISEN}", "every seed", None, 0.1),
+    (FULL, _RISE, None, f"{FULL}: {_RISEN}", "every seed", None, 0.1),
     (AD, _RISE, None, f"{AD}: {_RISEN}", "every seed", None, 0.08),
     (CAD, _RISE, None, f"{CAD}: {_RISEN}", "every seed", None, 0.03),
-    (WHOLE, "last", SOURCE, "twentieth episode, AD with the whole context to the source algorithm", "mean", None, 0.3),
+    (FULL, "last", SOURCE, "twentieth episode, AD with the whole context to the source algorithm", "mean", None, 0.3),
     (CAD, "last", AD, "twentieth episode, CAD to AD at the same window", "mean", None, 1.0),
     (CAD, ACTING, AD, "processor time of an acting step, CAD to AD at the same window", "every seed", 0.2, None),
-    (CAD, KEPT, WHOLE, "memory of an agent's context, CAD to AD with the whole context", "every seed", 0.35, None),
+    (
+        CAD,
+        CONTEXT_KIB,
+        FULL,
+        "memory of an agent's context, CAD to AD with the whole context",
+        "every seed",
+        0.35,
+        None,
+    ),
 )
 Figures = dict[str, float]
 
@@ -194,7 +202,7 @@ def measure_anymdp(whole: Path, cad: Path, sliding: Path, histories: Path, quick
         ValueError: when runs differ in tasks or window, or a run is of something else.
     """
     env = recipe_env(recipe_root() / "compressed_ad" / "anymdp.yaml")
-    runs = {WHOLE: whole, CAD: cad, AD: sliding}
+    runs = {FULL: whole, CAD: cad, AD: sliding}
     arms = {label: play(run, env, seeds=1) for label, run in runs.items()}
     _compare_arms({label: arms[label] for label in (CAD, AD)}, {CAD: "latents", AD: "sliding window"})
     earned = {label: np.load(run / EVALUATED / RETURNS_NAME, allow_pickle=False) for label, run in runs.items()}
@@ -221,21 +229,21 @@ def _costs(run: Path) -> Figures:
     length = CONTEXT if policy.compressor is not None else policy.window
     seconds = sorted(cost_of(lambda: _learn(policy, length)).cpu for _ in range(3))[1]
     before, after = peak_memory(_load_and_learn, run, length)
-    state, steps, kept = policy.begin(), _random_steps(policy, AGENTS, CONTEXT - 1), [0]
+    state, steps, sizes = policy.begin(), _random_steps(policy, AGENTS, CONTEXT - 1), [0]
 
     def act() -> None:
         with torch.inference_mode():
             for time in range(CONTEXT - 1):
                 step = steps.slice(time, time + 1)
                 policy.act(state, step.states[:, 0])
-                kept.append(_bytes(state))
+                sizes.append(_bytes(state))
                 policy.observe(state, step)
 
     return {
         "CPU ms of a training step": 1000 * seconds,
         "MiB of a training step": after - before,
         ACTING: 1000 * cost_of(act).cpu / (CONTEXT - 1),
-        KEPT: max(kept) / AGENTS / 1024,
+        CONTEXT_KIB: max(sizes) / AGENTS / 1024,
     }
 
 
@@ -260,8 +268,8 @@ def _random_steps(policy: InContextPolicy, count: int, length: int) -> Steps:
 def _bytes(state: ContextState) -> int:
     """Return the bytes of latents, transitions, keys and values."""
     layers = [] if state.cache is None else [each for layer in state.cache.layers if layer for each in layer]
-    kept = [*(state.steps or ()), *layers, *([] if state.latents is None else [state.latents])]
-    return sum(each.numel() * each.element_size() for each in kept)
+    tensors = [*(state.steps or ()), *layers, *([] if state.latents is None else [state.latents])]
+    return sum(each.numel() * each.element_size() for each in tensors)
 
 
 def _rises(run: Path, mixed: Path, env: Env, quick: bool) -> Figures:
