@@ -369,12 +369,14 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _commit() -> str:
-    """Return the checkout's commit, with "-dirty" where files differ from it; "" where there is none."""
-    command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty", "--exclude=*"]
+    """Return the checkout's commit, with "-dirty" where files but the page differ from it; "" where there is none."""
+    git = ["git", "-C", str(REPOSITORY)]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return ""
+    is_changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ".", ":!docs/evidence.*"], check=False).returncode
+    return head.stdout.strip() + ("-dirty" if is_changed else "")
 
 
 def main() -> None:

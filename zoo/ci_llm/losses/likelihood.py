@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.utils.rnn import pad_sequence
 
 IGNORED = -100  # label of positions without loss: prompt and padding
@@ -33,27 +29,8 @@ def token_losses(logits: Tensor, labels: Tensor, shift: bool = True) -> Tensor:
 def target_losses(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy (K, M) of targets (M,) or (K, M) for logits (K, M, V), in float32; zero where a target is -100."""
     targets = targets.expand(logits.shape[:2])
-    losses: Tensor = _CrossEntropy.apply(logits.flatten(0, 1).float(), targets.reshape(-1))
-    return losses.view(targets.shape)
-
-
-class _CrossEntropy(torch.autograd.Function):
-    """Cross-entropy (N,) of targets (N,), whose gradient (N, V) takes the memory of the log-probabilities."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
-        log_probs, is_ignored = logits.log_softmax(-1), targets == IGNORED
-        indices = targets.masked_fill(is_ignored, 0)[:, None]
-        ctx.save_for_backward(log_probs, indices, is_ignored)
-        return -log_probs.gather(1, indices)[:, 0].masked_fill(is_ignored, 0)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
-        log_probs, indices, is_ignored = ctx.saved_tensors
-        factors = grad_outputs[0].masked_fill(is_ignored, 0)[:, None]
-        gradient = log_probs.exp_().mul_(factors)  # of the softmax, minus one at the target
-        return gradient.scatter_add_(1, indices, -factors), None
+    flat = F.cross_entropy(logits.flatten(0, 1).float(), targets.reshape(-1), ignore_index=IGNORED, reduction="none")
+    return flat.view(targets.shape)
 
 
 def losses(logits: Tensor, labels: Tensor, normaliser: Tensor | float | None = None, shift: bool = True) -> Tensor:
