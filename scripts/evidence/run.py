@@ -375,8 +375,8 @@ def _commit() -> str:
         head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return ""
-    is_changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ".", ":!docs/evidence.*"], check=False).returncode
-    return head.stdout.strip() + ("-dirty" if is_changed else "")
+    changes = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ".", ":!docs/evidence.*"], check=False)
+    return head.stdout.strip() + ("-dirty" if changes.returncode else "")
 
 
 def main() -> None:
