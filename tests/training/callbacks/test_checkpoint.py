@@ -29,7 +29,7 @@ class SignalAfter(L.Callback):
 
 
 def fit(folder: Path, *callbacks: L.Callback, **settings) -> L.Trainer:
-    task = GainTask(Gain(), functools.partial(torch.optim.SGD, lr=0.1))
+    task = GainTask(Gain(), functools.partial(torch.optim.SGD, lr=0.01))
     trainer = make_trainer(*callbacks, default_root_dir=folder, enable_checkpointing=True, **settings)
     trainer.fit(task, PairData(items=40, batch_size=2))
     return trainer
