@@ -98,7 +98,7 @@ def language_model(name: str) -> tuple[nn.Module, Inputs]:
     return call, lambda size: (ones(2, 2 * size), torch.cat([ones(2, 2 * size - 1), ones(2, 1) * 0], 1))
 
 
-WAVEFORM = ("hubert_preln", "wav2vec2", "wavlm")  # HuBERT stands in the cleaner
+WAVEFORM = ("hubert_preln", "wavlm")  # HuBERT stands in the cleaner, wav2vec 2.0 is read as WavLM is
 NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
     "Generator": lambda: (
         Generator(4, 8, (2, 2), (4, 4), resblock_kernel_sizes=(3,), resblock_dilation_sizes=((1,),)),

@@ -37,6 +37,9 @@ NESTED = {"split": {"items": 2, "seconds": 1.0}, "corpus": {"embedded_utterances
 
 # latents made in code have no captions; the lakes have no demonstrator, nor have tasks of another package
 LEFT_OUT = ("flow-text_latents", "compressed_ad-demo_lakes", "compressed_ad-anymdp")
+LEFT_OUT += tuple(
+    f"miipher-vocos_{stage}_{rate}" for stage in ("pretrain", "finetune") for rate in ("24k", "48k")
+)  # as 44k
 
 
 class FeaturesOfNothing(zoo.hifigan.data.FeatureFolder):
