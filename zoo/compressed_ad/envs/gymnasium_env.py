@@ -63,7 +63,7 @@ class GymnasiumEnv(Env):
         self.name = self.id = id
         each_task = [{"seed": seed} for seed in range(tasks)] if isinstance(tasks, int) else tasks
         self.task_arguments = [{}] if each_task is None else [dict(each) for each in each_task]
-        self.tasks_given = tasks if isinstance(tasks, int) else self.task_arguments
+        self.described_tasks = tasks if isinstance(tasks, int) else self.task_arguments
         self.shared_arguments = dict(arguments or {})
         self.oracle, self.reward = oracle, reward
         check_at_least(1, tasks=len(self.task_arguments))
@@ -84,7 +84,7 @@ class GymnasiumEnv(Env):
         """Return the constructor's arguments as JSON values."""
         return {
             "id": self.id,
-            "tasks": self.tasks_given,
+            "tasks": self.described_tasks,
             "arguments": self.shared_arguments,
             "limit": self.limit,
             "oracle": self.oracle,

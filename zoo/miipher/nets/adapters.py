@@ -21,32 +21,32 @@ class _Switch:
 
 
 @dataclass(eq=False)
-class _Hook:
-    """Replaces a module's output, or adds to it, by another module of its input; a copy of the net copies it."""
+class _Replace:
+    """Replaces a module's output by another module of its input; a copy of the net copies it."""
 
     module: nn.Module
     switch: _Switch
-    adds: bool
 
     def __call__(self, hooked: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        if not self.switch.on:
-            return output
-        return output + self.module(inputs[0]) if self.adds else self.module(inputs[0])
+        return self.module(inputs[0]) if self.switch.on else output
 
 
 @dataclass(eq=False)
-class _Branch(_Hook):
-    """The same for a sub-layer of two modules: takes the first one's input, adds to the last one's output."""
+class _Parallel:
+    """Adds a module of the first hooked module's input to the output of the last; a copy of the net copies it."""
 
-    x: Tensor | None = None
+    module: nn.Module
+    switch: _Switch
+    x: Tensor | None = None  # between both
 
-    def take(self, first: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def read(self, first: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Keep the input of the first module."""
         self.x = inputs[0]
 
-    def __call__(self, hooked: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+    def add(self, last: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        """Add to the output of the last module."""
         x, self.x = self.x, None
-        return super().__call__(hooked, (x,), output)
+        return output + self.module(x) if self.switch.on else output
 
 
 class ParallelAdapter(nn.Module):
@@ -91,14 +91,11 @@ class ParallelAdapters(nn.Module):
         norms = [getattr(block, front.last_norm) for block in backbone.blocks]
         self.norms = nn.ModuleList(copy.deepcopy(norm).requires_grad_(True) for norm in norms)
         for block, frozen, adapter, norm in zip(backbone.blocks, norms, self.blocks, self.norms, strict=True):
-            if isinstance(front.feed_forward, str):
-                getattr(block, front.feed_forward).register_forward_hook(_Hook(adapter, self.switch, adds=True))
-            else:
-                first, last = (getattr(block, name) for name in front.feed_forward)
-                branch = _Branch(adapter, self.switch, adds=True)
-                first.register_forward_pre_hook(branch.take)
-                last.register_forward_hook(branch)
-            frozen.register_forward_hook(_Hook(norm, self.switch, adds=False))
+            first, last = (getattr(block, name) for name in front.feed_forward)
+            parallel = _Parallel(adapter, self.switch)
+            first.register_forward_pre_hook(parallel.read)
+            last.register_forward_hook(parallel.add)
+            frozen.register_forward_hook(_Replace(norm, self.switch))
 
     @contextmanager
     def disabled(self) -> Iterator[None]:

@@ -11,15 +11,7 @@ from torch import Tensor, nn
 from zoo.blocks.attention_masks import keep_masks_on_the_device
 from zoo.common.checks import check_one_of, check_within
 from zoo.common.tensors import seeded_rng
-from zoo.miipher.nets.families import (
-    FAMILIES,
-    SAMPLE_RATE,
-    Family,
-    MelFamily,
-    WaveformFamily,
-    WhisperFamily,
-    valid_mask,
-)
+from zoo.miipher.nets.families import FAMILIES, SAMPLE_RATE, Family, MelFamily, WaveformFamily, valid_mask
 from zoo.runs.frozen import FrozenModule
 from zoo.runs.pretrained_files import build_config, find_backbone, load_config, load_pretrained
 
@@ -110,10 +102,9 @@ class Backbone(FrozenModule):
         self.model = _build(model_name, settings, self.source, revision, seed, kind.key_mapping)
         if isinstance(self.front, MelFamily):
             self.mel = self.front.mel  # goes where the model goes
-        if kind is WhisperFamily and not final_norm:
-            self.model.layer_norm = nn.Identity()  # the feature is its input
-        elif kind in (WaveformFamily, MelFamily) and settings.do_stable_layer_norm and not final_norm:
-            self.model.encoder.layer_norm = nn.Identity()
+        norm = self.front.closing_norm()
+        if norm is not None and not final_norm:
+            self.model.set_submodule(norm, nn.Identity())  # the feature is its input
         self.gradient_checkpointing = gradient_checkpointing
         if gradient_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})

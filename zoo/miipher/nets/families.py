@@ -28,9 +28,7 @@ class Family(ABC):
     """
 
     # attributes of a block
-    feed_forward: ClassVar[
-        str | tuple[str, str]
-    ]  # the sub-layer that an adapter runs parallel to, or its first and last
+    feed_forward: ClassVar[tuple[str, str]]  # first and last module of what an adapter runs parallel to
     last_norm: ClassVar[str]  # the norm that is trained with the adapters
     stack: ClassVar[str] = "encoder.layers"  # attribute of a model: its blocks
     depth: ClassVar[str] = "num_hidden_layers"  # attribute of a configuration: how many blocks
@@ -54,6 +52,10 @@ class Family(ABC):
     def truncate(cls, config: Any, layer: int) -> None:
         """Let a configuration have `layer` blocks."""
         setattr(config, cls.depth, layer)
+
+    def closing_norm(self) -> str | None:
+        """Name the norm of a model that follows the last block, None without one."""
+        return None
 
     def frames(self, samples: Any) -> Any:
         """Frames of so many samples (an int or an integer tensor)."""
@@ -84,8 +86,12 @@ class Family(ABC):
 class WaveformFamily(Family):
     """HuBERT, WavLM, wav2vec 2.0: strided convolutions on the waveform, then Transformer blocks (post- or pre-LN)."""
 
-    feed_forward = "feed_forward"
+    feed_forward = "feed_forward", "feed_forward"
     last_norm = "final_layer_norm"
+
+    def closing_norm(self) -> str | None:
+        """Name that of pre-LN models."""
+        return "encoder.layer_norm" if self.config.do_stable_layer_norm else None
 
     def geometry(self) -> tuple[int, int]:
         """From kernels and strides of the convolutions: 320 and 80 for all published models."""
@@ -119,7 +125,7 @@ class WaveformFamily(Family):
 class BertFamily(Family):
     """w2v-BERT 2.0: filter banks by the family's own feature extractor, then Conformer blocks."""
 
-    feed_forward = "ffn2"
+    feed_forward = "ffn2", "ffn2"
     last_norm = "final_layer_norm"
 
     def geometry(self) -> tuple[int, int]:
@@ -146,7 +152,7 @@ class MelFamily(Family):
     without `feat_proj_layer_norm` features keep the log-mels. Source: Lin et al., "MelHuBERT" (2022).
     """
 
-    feed_forward = "feed_forward"
+    feed_forward = "feed_forward", "feed_forward"
     last_norm = "final_layer_norm"
 
     def __init__(self, config: Any, pad: bool, normalize: bool) -> None:
@@ -155,6 +161,10 @@ class MelFamily(Family):
         super().__init__(config, pad, normalize)
         bands = config.conv_dim[0] // _PAIR
         self.mel = LogMel(SAMPLE_RATE, 1024, _MEL_HOP, _MEL_WINDOW, bands, 0.0, None)
+
+    def closing_norm(self) -> str | None:
+        """Name that of pre-LN models."""
+        return "encoder.layer_norm" if self.config.do_stable_layer_norm else None
 
     def geometry(self) -> tuple[int, int]:
         """Two windows of 64 ms (40 ms of them not zero), 10 ms apart, make a frame; whole hops of silence around."""
@@ -173,7 +183,7 @@ class MelFamily(Family):
 class UniversalSpeechFamily(Family):
     """The USM-type audio encoder of Gemma 3n: log-mels by its own extractor, 25 Hz, Conformer blocks."""
 
-    feed_forward = "ffw_layer_end"
+    feed_forward = "ffw_layer_end", "ffw_layer_end"
     last_norm = "norm"
     stack, depth = "conformer", "conf_num_hidden_layers"
 
@@ -213,7 +223,7 @@ class WhisperFamily(Family):
     large-scale weak supervision" (2022).
     """
 
-    feed_forward = ("fc1", "fc2")
+    feed_forward = "fc1", "fc2"
     last_norm = "final_layer_norm"
     stack, depth = "layers", "encoder_layers"
     key_mapping: ClassVar = {r"^model\.encoder\.": ""}
@@ -228,6 +238,10 @@ class WhisperFamily(Family):
     def geometry(self) -> tuple[int, int]:
         """Two windows of 25 ms, 10 ms apart, make a frame."""
         return 320, 240
+
+    def closing_norm(self) -> str:
+        """Name the encoder's."""
+        return "layer_norm"
 
     def encode(self, model: Any, waveform: Tensor, lengths: Tensor | None) -> Tensor:
         """Features; ValueError for clips longer than the encoder's positions, 30 s."""
@@ -251,7 +265,7 @@ class WhisperFamily(Family):
     def _log_mels(self, waveform: Tensor, mask: Tensor) -> Tensor:
         """Log-mels (B, bands, 2 F) in the encoder's scale, zero outside of the mask (B, 1, 2 F)."""
         window = torch.hann_window(400, device=waveform.device)
-        spectrum = torch.stft(waveform.float(), 400, 160, window=window, center=False, return_complex=True)
+        spectrum = torch.stft(waveform.float(), 400, _MEL_HOP, window=window, center=False, return_complex=True)
         power = spectrum[..., : mask.shape[2]].abs().square()
         levels = (self.filters.to(power.device).T @ power).clamp(min=1e-10).log10()
         loudest = levels.masked_fill(~mask, -torch.inf).amax((1, 2), keepdim=True)
