@@ -9,9 +9,9 @@ out. Needs `pip install 'zoo[evidence]'`.
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
 
-import G722
 import numpy as np
 import soundfile
 from scipy import signal
@@ -44,9 +44,11 @@ def align(narrow: np.ndarray, wide: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def read_pair(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
-    """Read a .g722 file and the .wav beside it: (T,) at 8 kHz, (2 T,) at 16 kHz; None where they do not agree."""
+    """Read a .g722 file and the .wav of its name: (T,) at 8 kHz, (2 T,) at 16 kHz; None where they do not agree."""
+    from G722 import G722
+
     narrow, rate = soundfile.read(path.with_suffix(".wav"), dtype="float32")
-    wide = np.asarray(G722.G722(WIDE, BITS).decode(path.read_bytes()), np.float32) / 32768
+    wide = np.asarray(G722(WIDE, BITS).decode(path.read_bytes()), np.float32) / 32768
     if rate != NARROW or len(narrow) < MIN_SECONDS * NARROW:
         return None
     wide, correlation = align(narrow, wide)
@@ -60,6 +62,10 @@ def main() -> None:
     parser.add_argument("--sounds", type=Path, default=Path("/usr/share/asterisk/sounds"))
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
+    if find_spec("G722") is None:
+        parser.error("the package G722 is missing: pip install 'zoo[evidence]'")
+    if not arguments.sounds.is_dir():
+        parser.error(f"--sounds {arguments.sounds}: no such folder; Debian's asterisk-core-sounds-* have it")
     for voice in sorted(arguments.sounds.iterdir()):
         paths = [path for path in sorted(voice.rglob("*.g722")) if path.with_suffix(".wav").is_file()]
         pairs = {path: pair for path in paths if (pair := read_pair(path)) is not None}

@@ -72,7 +72,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="a new folder")
     parser.add_argument("--size", type=int, default=32, help="height and width in pixels (default: 32)")
     options = parser.parse_args()
-    options.output.mkdir(parents=True)
+    if not Path(options.font).is_file():
+        parser.error(f"{options.font}: no such font; it is in Debian's fonts-noto-color-emoji")
+    if options.output.exists():
+        parser.error(f"--output {options.output}: exists; expected a new folder")
     counts = Counter[str]()
     for data, codes in read_glyphs(TTFont(options.font)).items():
         if name := class_of(codes):

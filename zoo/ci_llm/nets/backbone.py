@@ -19,13 +19,13 @@ from zoo.runs.frozen import FrozenModule
 from zoo.runs.pretrained_files import build_config, find_backbone, load_pretrained
 
 Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
-FEW_ROWS = 4  # of text generation, a row for each agent; measured with MKL on AMD EPYC
+FEW_ROWS = 4  # of text generation, a row for each agent; with MKL on AMD EPYC
 ALL_LINEAR = "all-linear"  # every linear layer but the output layer
 _QUANTIZED = ("weight.absmax", "weight.quant_map", "weight.nested_", "weight.quant_state.")  # statistics of 4 bits
 
 
 class FewRowsLinear(nn.Linear):
-    """A linear layer without bias; for a few rows on the CPU by W x^T, which reads W about twice as fast as x W^T."""
+    """A linear layer without bias; for a few rows on the CPU by W x^T, which reads W faster than x W^T."""
 
     def __init__(self, weight: nn.Parameter) -> None:
         super().__init__(weight.shape[1], weight.shape[0], bias=False, device="meta")
