@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from statistics import fmean, median
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 from scripts.evidence import (
     anymdp,
@@ -22,124 +19,24 @@ from scripts.evidence import (
     hifigan,
     miipher,
 )
+from scripts.evidence.demo import EACH, MEAN, MEDIAN, Claim, Demo, EvidenceStep, Figures, fit_step
 from zoo.common.configs import load_recipe
 from zoo.common.systems import recipe_root
 
-Figures = dict[str, float]
-MEAN, MEDIAN, EACH = "mean", "median", "every seed"
-
-
-class EvidenceStep(NamedTuple):
-    """A command of `zoo`: a training, or what the next one needs.
-
-    Attributes:
-        name: its folder below the seed's.
-        arguments: of `zoo`.
-    """
-
-    name: str
-    arguments: list[str]
-
-
-class Demo(NamedTuple):
-    """Trainings and figures of one seed.
-
-    Attributes:
-        name: `<system>/<demo>`.
-        plan: steps of a seed in a folder, in order; short trainings when quick.
-        measure: figures of a seed's finished steps, by name.
-        runs: steps whose folders `measure` takes; the seed's folder without any.
-        data: folders below ZOO_DATA that it learns from.
-        redrawn: how often its recipe was changed after figures of its seeds were known; each change takes other seeds.
-    """
-
-    name: str
-    plan: Callable[[Path, int, bool], Iterable[EvidenceStep]]
-    measure: Callable[..., Figures]
-    runs: tuple[str, ...] = ("",)
-    data: tuple[str, ...] = ()
-    redrawn: int = 0
-
-    def figures(self, root: Path, quick: bool) -> Figures:
-        """Return the figures of a seed's folder."""
-        return self.measure(*(root / name for name in self.runs), quick=quick)
-
-    @property
-    def system(self) -> str:
-        """The system's name."""
-        return self.name.partition("/")[0]
-
-
-class Claim(NamedTuple):
-    """A figure and the threshold that it must keep.
-
-    Attributes:
-        demo: name of the demo.
-        title: what is claimed.
-        figure: as the demo calls it.
-        statistic: what is compared: the mean or the median over seeds, or every seed's value.
-        at_most: threshold from above.
-        at_least: threshold from below.
-        to: another figure by which it is divided; for a mean, after both were averaged.
-    """
-
-    demo: str
-    title: str
-    figure: str
-    statistic: str
-    at_most: float | None = None
-    at_least: float | None = None
-    to: str | None = None
-
-    @property
-    def limit(self) -> str:
-        """The threshold in words."""
-        sign, value = ("<=", self.at_most) if self.at_most is not None else (">=", self.at_least)
-        return f"{self.statistic} {sign} {value:g}"
-
-    def values(self, seeds: Sequence[Figures]) -> list[float]:
-        """The figure of each seed."""
-        return [each[self.figure] / (each[self.to] if self.to else 1.0) for each in seeds]
-
-    def value(self, seeds: Sequence[Figures]) -> float:
-        """The value to compare with the threshold: for every seed the worst; NaN where one is."""
-        values = self.values(seeds)
-        if any(map(math.isnan, values)):
-            return math.nan
-        if self.statistic == EACH:
-            return max(values) if self.at_most is not None else min(values)
-        if self.statistic == MEDIAN:
-            return median(values)
-        if self.to is None:
-            return fmean(values)
-        return fmean(each[self.figure] for each in seeds) / fmean(each[self.to] for each in seeds)
-
-    def passes(self, seeds: Sequence[Figures]) -> bool:
-        """Whether the threshold holds (never for NaN)."""
-        value = self.value(seeds)
-        return value <= self.at_most if self.at_most is not None else value >= cast(float, self.at_least)
-
-
-def _fit(root: Path, name: str, recipe: str, seed: int, **changes: Any) -> EvidenceStep:
-    """A training of a recipe with a seed; `__` in the changes' keys stands for a dot."""
-    arguments = ["fit", f"--config={recipe_root() / recipe}.yaml", f"--trainer.default_root_dir={root / name}"]
-    changed = {key.replace("__", "."): value for key, value in changes.items()}
-    return EvidenceStep(
-        name, [*arguments, f"--seed_everything={seed}", *(f"--{key}={value}" for key, value in changed.items())]
-    )
+REAL: tuple[Any, ...] = ()  # modules of demos on real weights or recordings, each with DEMO and CLAIMS
 
 
 def _plan_rooms(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
     recipe, shuffled = "compressed_ad/demo", {"data__init_args__windows__shuffle_episodes": "true"}
     return [
-        _fit(root, "plain", recipe, seed),
-        _fit(root, "mixed", recipe, seed, **shuffled, data__init_args__windows__mix_tasks="true"),
-        _fit(root, "shuffled", recipe, seed, **shuffled),
+        fit_step(root, "plain", recipe, seed),
+        fit_step(root, "mixed", recipe, seed, **shuffled, data__init_args__windows__mix_tasks="true"),
+        fit_step(root, "shuffled", recipe, seed, **shuffled),
     ]
 
 
 def _plan_large_rooms(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
-    return [_fit(root, "plain", "compressed_ad/demo_9x9", seed)]
+    return [fit_step(root, "plain", "compressed_ad/demo_9x9", seed)]
 
 
 def _plan_memory(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
@@ -147,9 +44,9 @@ def _plan_memory(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
     sliding = {policy: "{init_args: {compressor: null}}", "data__init_args__length": 25}
     forget = {f"{policy}__init_args__compressor": "zoo.compressed_ad.Forget"}
     return [
-        _fit(root, "latents", recipe, seed),
-        _fit(root, "none", recipe, seed, **forget),
-        _fit(root, "sliding", recipe, seed, **sliding, data__init_args__windows__offset="random"),
+        fit_step(root, "latents", recipe, seed),
+        fit_step(root, "none", recipe, seed, **forget),
+        fit_step(root, "sliding", recipe, seed, **sliding, data__init_args__windows__offset="random"),
     ]
 
 
@@ -167,18 +64,18 @@ def _plan_chain(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
             ["collect", str(root / "histories"), f"--seed={seed}", f"--split_seed={seed}", *room, *learned]
             + [f"--ppo.{key}={value}" for key, value in ppo.items()],
         ),
-        _fit(root, "pretrain", f"{recipe}_pretrain", seed, **histories),
-        _fit(root, "cad", recipe, seed, **histories, init_from=root / "pretrain"),
-        _fit(root, "scratch", recipe, seed, **histories),
-        _fit(root, "ad", recipe, seed, **histories, **sliding),
+        fit_step(root, "pretrain", f"{recipe}_pretrain", seed, **histories),
+        fit_step(root, "cad", recipe, seed, **histories, init_from=root / "pretrain"),
+        fit_step(root, "scratch", recipe, seed, **histories),
+        fit_step(root, "ad", recipe, seed, **histories, **sliding),
     ]
 
 
 def _plan_points(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
     recipe, control = "compressed_ad/demo_points", {"data__init_args__windows__shuffle_episodes": "true"}
     return [
-        _fit(root, "plain", recipe, seed),
-        _fit(root, "mixed", recipe, seed, **control, data__init_args__windows__mix_tasks="true"),
+        fit_step(root, "plain", recipe, seed),
+        fit_step(root, "mixed", recipe, seed, **control, data__init_args__windows__mix_tasks="true"),
     ]
 
 
@@ -192,8 +89,8 @@ def _plan_lakes(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
     control = {f"{data}__windows__shuffle_episodes": "true", f"{data}__windows__mix_tasks": "true"}
     return [
         EvidenceStep("histories", ["collect", str(store), f"--env={json.dumps(env)}", *split, *learned]),
-        _fit(root, "plain", recipe, seed, **{f"{data}__root": store}),
-        _fit(root, "mixed", recipe, seed, **{f"{data}__root": store}, **control),
+        fit_step(root, "plain", recipe, seed, **{f"{data}__root": store}),
+        fit_step(root, "mixed", recipe, seed, **{f"{data}__root": store}, **control),
     ]
 
 
@@ -204,13 +101,14 @@ def _plan_anymdp(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
     source = [f"--recipe={recipe_root() / recipe}.yaml", f"--allow-import={anymdp.__name__}", *anymdp.SOURCE]
     source += [f"--streams={1 if quick else 2}", *anymdp.SPLIT, f"--seed={seed}", f"--split_seed={seed}"]
     plain = {**shared, policy: "{init_args: {compressor: null}}"}
+    whole = {**plain, f"{policy}__init_args__transformer__init_args__context": 400}
     short = {f"{data}__length": 100, f"{data}__windows__offset": "random", f"{data}__batch_size": 64}
     begun = {"init_from": root / "sliding", "init_from_min_matched": 0.4}  # the compressor is new
     return [
         EvidenceStep("histories", ["collect", str(root / "histories"), *source]),
-        _fit(root, "whole", recipe, seed, **plain, **{f"{policy}__init_args__transformer__init_args__context": 400}),
-        _fit(root, "sliding", recipe, seed, **plain, **short, **{f"{data}__epoch_items": 6400}),
-        _fit(root, "cad", recipe, seed, **shared, **begun),
+        fit_step(root, "whole", recipe, seed, **whole),
+        fit_step(root, "sliding", recipe, seed, **plain, **short, **{f"{data}__epoch_items": 6400}),
+        fit_step(root, "cad", recipe, seed, **shared, **begun),
     ]
 
 
@@ -222,17 +120,17 @@ def _plan_roll(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
     first = {"init_from": root / "assigned", key: root / "pairs"}
     more = {"init_from": root / "reflow", key: root / "more"}
     return [
-        _fit(root, "assigned", recipe, seed),
-        _fit(root, "transport", recipe, seed, **coupled),
+        fit_step(root, "assigned", recipe, seed),
+        fit_step(root, "transport", recipe, seed, **coupled),
         EvidenceStep("pairs", ["make-pairs", str(root / "assigned"), str(root / "pairs"), *pairs]),
-        _fit(root, "reflow", f"{recipe}_reflow", seed, **first),
+        fit_step(root, "reflow", f"{recipe}_reflow", seed, **first),
         EvidenceStep("more", ["make-pairs", str(root / "reflow"), str(root / "more"), *pairs, *euler]),
-        _fit(root, "distill", f"{recipe}_distill", seed, **more),
+        fit_step(root, "distill", f"{recipe}_distill", seed, **more),
     ]
 
 
 def _plan_digits(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
-    return [_fit(root, "pooled", "flow/demo_digits", seed)]
+    return [fit_step(root, "pooled", "flow/demo_digits", seed)]
 
 
 def _plan_nets(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
@@ -240,17 +138,17 @@ def _plan_nets(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
     pairs = ["make-pairs", str(root / "digits_dit"), str(root / "pairs"), "--chunk=450"]
     taught = {"init_from": root / "digits_dit", "data__init_args__root": root / "pairs"}
     return [
-        _fit(root, "digits_unet", "flow/demo_digits", seed, **fused, trainer__num_sanity_val_steps=1),
-        _fit(root, "digits_dit", "flow/demo_digits_dit", seed),
-        _fit(root, "meanflow", "flow/demo_digits_meanflow", seed, init_from=root / "digits_dit"),
+        fit_step(root, "digits_unet", "flow/demo_digits", seed, **fused, trainer__num_sanity_val_steps=1),
+        fit_step(root, "digits_dit", "flow/demo_digits_dit", seed),
+        fit_step(root, "meanflow", "flow/demo_digits_meanflow", seed, init_from=root / "digits_dit"),
         EvidenceStep("pairs", [*pairs, f"--count={70 if quick else 4000}"]),
-        _fit(root, "distilled", "flow/demo_digits_distill", seed, **taught),
+        fit_step(root, "distilled", "flow/demo_digits_distill", seed, **taught),
     ]
 
 
 def _plan_emoji(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
-    plan = [_fit(root, name, f"flow/emoji_{name}", seed) for name in emoji.RUNS[:2]]
-    return [*plan, _fit(root, "meanflow", "flow/emoji_meanflow", seed, init_from=root / "dit")]
+    plan = [fit_step(root, name, f"flow/emoji_{name}", seed) for name in emoji.RUNS[:2]]
+    return [*plan, fit_step(root, "meanflow", "flow/emoji_meanflow", seed, init_from=root / "dit")]
 
 
 def _nets(root: Path, quick: bool) -> Figures:
@@ -278,7 +176,7 @@ def _crowds(root: Path, quick: bool) -> Figures:
 
 
 def _plan_vocoder(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
-    return [_fit(root, "run", "hifigan/demo", seed, data__init_args__seed=seed)]
+    return [fit_step(root, "run", "hifigan/demo", seed, data__init_args__seed=seed)]
 
 
 def _plan_restorer(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
@@ -287,10 +185,10 @@ def _plan_restorer(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
     source, cleaner = ({f"{encoder}__{key}": root / "backbone"} for key in ("source", "backbone__init_args__source"))
     both = f"[{root / 'adapter'}, {root / 'pretrain'}]"
     return [
-        _fit(root, "backbone", "miipher/demo_backbone", seed, **seeded),
-        _fit(root, "adapter", "miipher/demo_adapter", seed, **seeded, **cleaner),
-        _fit(root, "pretrain", "miipher/demo_pretrain", seed, **seeded, **source),
-        _fit(root, "finetune", "miipher/demo_finetune", seed, **seeded, **cleaner, init_from=both),
+        fit_step(root, "backbone", "miipher/demo_backbone", seed, **seeded),
+        fit_step(root, "adapter", "miipher/demo_adapter", seed, **seeded, **cleaner),
+        fit_step(root, "pretrain", "miipher/demo_pretrain", seed, **seeded, **source),
+        fit_step(root, "finetune", "miipher/demo_finetune", seed, **seeded, **cleaner, init_from=both),
     ]
 
 
@@ -325,6 +223,7 @@ DEMOS = {
              ("ljspeech", "noise", "rir"), redrawn=2),
         Demo("compressed_ad/demo_9x9", _plan_large_rooms, compressed_ad.measure_demo_9x9, ("plain",)),
         Demo("audiosr/demo", _plan_bandwidth, _bandwidth, data=("ljspeech", "noise"), redrawn=2),
+        *(each.DEMO for each in REAL),
     )
 }  # fmt: skip
 
@@ -445,4 +344,5 @@ CLAIMS = (
           f"LSD distilled to {audiosr_distill.TEACHER_STEPS} steps of the teacher", EACH, audiosr_distill.MOST),
     Claim("audiosr/demo", "distance to the teacher's latents, distilled to undistilled in as few steps",
           "distance to the teacher's latents, distilled to undistilled in as few steps", EACH, 1.0),
+    *(claim for each in REAL for claim in each.CLAIMS),
 )  # fmt: skip

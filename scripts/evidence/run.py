@@ -13,6 +13,7 @@ import json
 import math
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -27,7 +28,9 @@ import torch
 
 import zoo
 from scripts.bench.tools import cost_of, train_once
-from scripts.evidence.claims import CLAIMS, DEMOS, EACH, Claim, Demo, EvidenceStep, Figures
+from scripts.evidence.claims import CLAIMS, DEMOS
+from scripts.evidence.demo import EACH, Claim, Demo, EvidenceStep, Figures
+from scripts.evidence.gallery import FOLDER as GALLERY
 from zoo.common.atomic_files import write_atomic
 from zoo.common.configs import load_recipe
 from zoo.common.environment import describe_machine
@@ -216,9 +219,18 @@ def write_report(date: str, output: Path, count: int, document: Path | None, qui
     if document is not None:
         if not quick:
             _write_json(document.with_suffix(".json"), content)
+            _copy_galleries(output, document.parent / GALLERY, results)
         text = page(content)
         write_atomic(document, lambda file: file.write(text.encode()))
     return content
+
+
+def _copy_galleries(output: Path, target: Path, results: Mapping[str, Mapping[int, Any]]) -> None:
+    """Copy what the first finished seed of each demo left for the gallery."""
+    for name, seeds in results.items():
+        first = next((seed for seed, each in seeds.items() if each.get("figures")), None)
+        if first is not None and (made := _seed_folder(output, name, first) / GALLERY).is_dir():
+            shutil.copytree(made, target / name, dirs_exist_ok=True)
 
 
 def _copy_published_seeds(published: Path, output: Path, date: str, count: int) -> None:

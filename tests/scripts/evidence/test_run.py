@@ -15,7 +15,8 @@ import pytest
 
 from scripts.bench.tools import train_once
 from scripts.evidence import run as evidence
-from scripts.evidence.claims import CLAIMS, DEMOS, EACH, MEAN, MEDIAN, Claim, Demo, EvidenceStep
+from scripts.evidence.claims import CLAIMS, DEMOS
+from scripts.evidence.demo import EACH, MEAN, MEDIAN, Claim, Demo, EvidenceStep
 from tests.harness import REPOSITORY, TOY_FIT, callback, environment, record
 from zoo.audio.io import files
 from zoo.runs.run_info import read_run
