@@ -9,13 +9,13 @@ import numpy as np
 
 from zoo.audio.analysis.figures import plot_spectrograms
 from zoo.audio.io import files
-from zoo.common.reports import write_figure
 
 FOLDER = "gallery"
+PICTURE_DPI = 60
 
 
 def save_sounds(root: Path, name: str, sounds: Mapping[str, np.ndarray], sample_rate: int) -> None:
     """Write waveforms (T,) as `<name>_<title>.mp3` and their spectrograms below one another as `<name>.png`."""
     for title, sound in sounds.items():
         files.write(root / FOLDER / f"{name}_{title}.mp3", sound, sample_rate)
-    write_figure(root / FOLDER / f"{name}.png", plot_spectrograms(sounds, sample_rate))
+    plot_spectrograms(sounds, sample_rate).savefig(root / FOLDER / f"{name}.png", dpi=PICTURE_DPI)
