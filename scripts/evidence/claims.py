@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from scripts.evidence import (
     anymdp,
@@ -20,10 +19,11 @@ from scripts.evidence import (
     miipher,
 )
 from scripts.evidence.demo import EACH, MEAN, MEDIAN, Claim, Demo, EvidenceStep, Figures, fit_step
+from scripts.evidence.real import prompts
 from zoo.common.configs import load_recipe
 from zoo.common.systems import recipe_root
 
-REAL: tuple[Any, ...] = ()  # modules of demos on real weights or recordings, each with DEMO and CLAIMS
+REAL = (prompts,)  # on real weights or recordings; each with its DEMO and CLAIMS
 
 
 def _plan_rooms(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
