@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,11 +26,10 @@ SHOWN, SHOWN_SECONDS = ("es", "fr"), 3.0  # languages in the gallery
 def plan(root: Path, seed: int, quick: bool) -> Iterable[EvidenceStep]:
     """Autoencoder and vocoder on the wideband prompts, the diffusion on the pairs."""
     data = Path(os.environ.get("ZOO_DATA", "data")).absolute() / DATA
-    common = {"data__init_args__seed": seed}
     vocoder = {"data__init_args__root": data / "train" / "high", "data__init_args__split__val_list": "null"}
-    stages = dict(zip(audiosr.STAGES, ({}, vocoder, {"data__init_args__mode": "paired"}), strict=True))
-    for stage, changes in stages.items():
-        changed = {"data__init_args__root": data, **common, **changes}
+    stages: list[dict[str, Any]] = [{}, vocoder, {"data__init_args__mode": "paired"}]
+    for stage, changes in zip(audiosr.STAGES, stages, strict=True):
+        changed = {"data__init_args__root": data, "data__init_args__seed": seed, **changes}
         if stage == audiosr.STAGES[-1]:
             parts = zip(audiosr.PARTS, audiosr.STAGES, strict=False)
             changed |= {key.replace(".", "__"): root / part for key, part in parts}
