@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, median
@@ -112,3 +113,8 @@ def fit_step(root: Path, name: str, recipe: str, seed: int, **changes: Any) -> E
     return EvidenceStep(
         name, [*arguments, f"--seed_everything={seed}", *(f"--{key}={value}" for key, value in changed.items())]
     )
+
+
+def data_folder() -> Path:
+    """The folder of recordings, weights and data sets: ZOO_DATA, or `data`."""
+    return Path(os.environ.get("ZOO_DATA", "data")).absolute()

@@ -8,6 +8,7 @@ file whose recipes have not changed since are not trained again.
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import math
@@ -29,7 +30,7 @@ import torch
 import zoo
 from scripts.bench.tools import cost_of, train_once
 from scripts.evidence.claims import CLAIMS, DEMOS
-from scripts.evidence.demo import EACH, Claim, Demo, EvidenceStep, Figures
+from scripts.evidence.demo import EACH, Claim, Demo, EvidenceStep, Figures, data_folder
 from scripts.evidence.gallery import FOLDER as GALLERY
 from zoo.common.atomic_files import write_atomic
 from zoo.common.configs import load_recipe
@@ -78,9 +79,8 @@ def check_data(demos: Iterable[Demo]) -> None:
     Raises:
         FileNotFoundError: when a folder is missing.
     """
-    data = Path(os.environ.get("ZOO_DATA", "data"))
     for demo in demos:
-        if missing := [str(data / name) for name in demo.data if not (data / name).is_dir()]:
+        if missing := [str(path) for name in demo.data if not (path := data_folder() / name).is_dir()]:
             raise FileNotFoundError(f"no {', '.join(missing)}, which {demo.name} needs: set ZOO_DATA")
 
 
@@ -143,7 +143,9 @@ def _run_step(step: EvidenceStep, root: Path, quick: bool) -> None:
 
 def _digest(step: EvidenceStep, root: Path, quick: bool) -> str:
     """Hash all that decides a step: its arguments without folders, and the recipes' contents."""
-    arguments = [each.replace(str(root), "").replace(str(recipe_root()), "") for each in step.arguments]
+    folders = [str(root), str(recipe_root()), str(data_folder())]
+    arguments = [functools.reduce(lambda text, folder: text.replace(folder, ""), folders, each)
+                 for each in step.arguments]  # fmt: skip
     configs = [Path(each.removeprefix("--config=")) for each in step.arguments if each.startswith("--config=")]
     recipes = [load_recipe(path) for path in configs]
     return hashlib.sha256(json.dumps([arguments, quick, recipes]).encode()).hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from scripts.evidence import audiosr
-from scripts.evidence.demo import EACH, Claim, Demo, EvidenceStep, Figures, fit_step
+from scripts.evidence.demo import EACH, Claim, Demo, EvidenceStep, Figures, data_folder, fit_step
 from scripts.evidence.gallery import save_sounds
 from zoo.audio.io import files
 from zoo.audiosr.evaluation.evaluate import CEILING, LINEAR, NOISE, RESTORED, EvaluationOptions, evaluate
@@ -25,7 +24,7 @@ SHOWN, SHOWN_SECONDS = ("es", "fr"), 3.0  # languages in the gallery
 
 def plan(root: Path, seed: int, quick: bool) -> Iterable[EvidenceStep]:
     """Autoencoder and vocoder on the wideband prompts, the diffusion on the pairs."""
-    data = Path(os.environ.get("ZOO_DATA", "data")).absolute() / DATA
+    data = data_folder() / DATA
     vocoder = {"data__init_args__root": data / "train" / "high", "data__init_args__split__val_list": "null"}
     stages: list[dict[str, Any]] = [{}, vocoder, {"data__init_args__mode": "paired"}]
     for stage, changes in zip(audiosr.STAGES, stages, strict=True):
@@ -66,7 +65,7 @@ def measure(root: Path, quick: bool = False) -> Figures:
 def _show(root: Path, run: Path) -> None:
     """Restore one prompt of two languages for the gallery."""
     restorer = load(run)
-    valid = Path(os.environ.get("ZOO_DATA", "data")) / DATA / "valid"
+    valid = data_folder() / DATA / "valid"
     for language in SHOWN:
         path = sorted((valid / "low").glob(f"{language}_*"))[0]
         low, high = (files.read_mono(valid / part / path.name, SAMPLE_RATE) for part in ("low", "high"))
