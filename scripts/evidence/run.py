@@ -81,7 +81,8 @@ def check_data(demos: Iterable[Demo]) -> None:
     """
     for demo in demos:
         if missing := [str(path) for name in demo.data if not (path := data_folder() / name).is_dir()]:
-            raise FileNotFoundError(f"no {', '.join(missing)}, which {demo.name} needs: set ZOO_DATA")
+            hint = "set ZOO_DATA; scripts/prepare_*.py write such folders"
+            raise FileNotFoundError(f"no {', '.join(missing)}, which {demo.name} needs: {hint}")
 
 
 def run_seed(name: str, root: Path, seed: int, quick: bool = False) -> None:
