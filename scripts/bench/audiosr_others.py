@@ -18,7 +18,6 @@ from zoo.audiosr.nets.denoiser import concat
 from zoo.audiosr.task import DiffusionTask
 from zoo.blocks.autoencoder import AutoencoderKL, posterior_mean, sample_posterior
 
-ORIGINAL_SHARE = 1316.6 / 288.8  # its weights to those that a gradient reaches, in millions
 ORIGINAL_DECAY = 0.999
 _CUTOFF_HZ = 1000.0  # the original filters nothing below; here as everywhere there is something to predict
 
@@ -45,9 +44,6 @@ class OriginalStep:
         self.autoencoders: list[AutoencoderKL] = [copy.deepcopy(task.autoencoder.net).train() for _ in range(2)]
         vocoders = [copy.deepcopy(task.vocoder.net) for _ in range(2)]
         self.weights = [weight for each in (self.net, *self.autoencoders, *vocoders) for weight in each.parameters()]
-        trained, present = (sum(map(Tensor.numel, each)) for each in (self.net.parameters(), self.weights))
-        # the weights of its look-alike of CLAP, which never run
-        self.weights.append(nn.Parameter(torch.zeros(max(0, round(ORIGINAL_SHARE * trained) - present))))
         for weight in self.weights:
             weight.requires_grad_(True)
         self.average = [weight.detach().clone() for weight in self.weights]

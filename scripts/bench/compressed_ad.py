@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +14,6 @@ from scripts.bench.tools import Cost, Finding, Settings, command, cost_of, in_fo
 from zoo.cli.trainer import ZooCLI
 from zoo.compressed_ad.collecting.collect import collect, last_returns
 from zoo.compressed_ad.collecting.ppo import PPO
-from zoo.compressed_ad.data.datamodule import HistoryData
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.data.history import HistoryStore
 from zoo.compressed_ad.envs.baselines import oracle_return
@@ -26,15 +23,11 @@ from zoo.compressed_ad.nets.embedding import LinearEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.steps import Steps
 from zoo.compressed_ad.nets.transformer import Transformer
-from zoo.compressed_ad.rollout import Rollout
 
 COPIES = 100  # of the original's environment
 ORIGINAL_STEPS = 145_000  # a second, of the original's environments where the spec was written
 EXAMPLE_GOAL, EXAMPLE_RETURN = [5, 6], 14.4  # and what the original's PPO ends with there
-# That act together. The original evaluates 8, where Python's own time is most of a cached step.
-PAIRS = {160: 3.0, 8: None}
 WINDOW, BATCH = 240, 32  # of the original's algorithm distillation
-WARMUP_STEPS = 100
 CLIP = 1.0
 
 
@@ -93,8 +86,8 @@ def training(settings: Settings) -> list[Finding]:
         policy = InContextPolicy(LinearEmbedding(32), net, arrangement="fused" if fused else "separate")
         original = LastActionPolicy(policy)
         runs = {
-            "ours": Training(policy, partial(every_action, policy), itertools.repeat(steps)),
-            "original": Training(original, original, itertools.repeat(steps)),
+            "ours": Training(policy, partial(every_action, policy), steps),
+            "original": Training(original, original, steps),
         }
         costs = interleave(runs, settings.few(7, 1), warmup=settings.few(1, 0))
         name = f"window of {WINDOW}, {policy.arrangement} tokens: times as many actions trained"
@@ -107,51 +100,22 @@ BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {each.__name__: eac
 
 
 class Training:
-    """A plain training loop: cross-entropy, clipping, AdamW.
+    """A plain training loop on one batch: cross-entropy, clipping, AdamW as in the original.
 
     Args:
         net: that is trained.
         predict: its logits (B, n, actions) of the last n steps of histories.
-        batches: of histories.
-        optimizer: of the net; AdamW as in the original by default.
-        budget: seconds of processor time after which a cosine, which begins with a warm-up, has ended; None for a
-            constant rate.
-
-    Attributes:
-        steps: taken so far.
-        used: seconds of processor time in them; making batches is left out.
+        batch: of histories.
     """
 
-    def __init__(
-        self,
-        net: nn.Module,
-        predict: Callable[[Steps], Tensor],
-        batches: Iterator[Steps],
-        optimizer: torch.optim.Optimizer | None = None,
-        budget: float | None = None,
-    ) -> None:
-        self.net, self.predict, self.batches, self.budget = net.train(), predict, batches, budget
-        self.optimizer = optimizer or torch.optim.AdamW(net.parameters(), 3e-4, (0.9, 0.99), weight_decay=0.01)
-        self.rates = [group["lr"] for group in self.optimizer.param_groups]
-        self.steps, self.used = 0, 0.0
+    def __init__(self, net: nn.Module, predict: Callable[[Steps], Tensor], batch: Steps) -> None:
+        self.net, self.predict, self.batch = net.train(), predict, batch
+        self.optimizer = torch.optim.AdamW(net.parameters(), 3e-4, (0.9, 0.99), weight_decay=0.01)
 
     def __call__(self) -> None:
-        """Train on a batch."""
-        self.used += cost_of(partial(self._train, next(self.batches))).cpu
-        self.steps += 1
-
-    def factor(self) -> float:
-        """On the learning rate."""
-        if self.budget is None:
-            return 1.0
-        fall = 0.5 * (1 + math.cos(math.pi * min(1.0, self.used / self.budget)))
-        return min(1.0, (self.steps + 1) / WARMUP_STEPS) * fall
-
-    def _train(self, steps: Steps) -> None:
-        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-            group["lr"] = rate * self.factor()
-        logits = self.predict(steps)
-        loss = cross_entropy(logits, steps.actions[:, -logits.shape[1] :]).mean()
+        """Train on the batch."""
+        logits = self.predict(self.batch)
+        loss = cross_entropy(logits, self.batch.actions[:, -logits.shape[1] :]).mean()
         self.optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.net.parameters(), CLIP)
@@ -163,36 +127,11 @@ def every_action(policy: InContextPolicy, steps: Steps) -> Tensor:
     return policy(steps).logits
 
 
-def last_action(policy: InContextPolicy, steps: Steps) -> Tensor:
-    """Logits (B, 1, actions)."""
-    return policy(steps, last_only=True).logits
-
-
-def histories(data: HistoryData) -> Iterator[Steps]:
-    """Batches of a training, epoch after epoch."""
-    batches = data.train_batches(0, 1)
-    for epoch in itertools.count():
-        batches.set_epoch(epoch)
-        for keys in batches:
-            yield data.train_set.__getitems__(keys)["steps"]
-
-
-def cut(batches: Iterator[Steps], seed: int = 0) -> Iterator[Steps]:
-    """Cut each batch of histories to a length that is drawn from 1 to the whole."""
-    generator = torch.Generator().manual_seed(seed)
-    for steps in batches:
-        yield steps.slice(0, int(torch.randint(1, steps.length + 1, (), generator=generator)))
-
-
 def _walk(envs: BatchedGrids | PythonEnvs, actions: Sequence[Any]) -> None:
     """Take one step after the other."""
     step = envs.step
     for each in actions:
         step(each)
-
-
-def _play(measured: dict[str, Rollout], name: str, play: Callable[[], Rollout]) -> None:
-    measured[name] = play()
 
 
 def _times_as_many(

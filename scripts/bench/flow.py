@@ -5,16 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial
-from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scripts.bench.tools import (
     ENDLESS,
-    Cost,
     Finding,
     Fit,
     Settings,
@@ -32,12 +31,13 @@ from zoo.flow.process.guidance import Guidance, velocity_field
 from zoo.flow.process.paths import ConditionalOT
 from zoo.flow.process.sampling import noise
 from zoo.flow.process.solvers import Solver
+from zoo.flow.rendering import write_png
 from zoo.flow.task import FlowTask
 from zoo.training.callbacks.ema import EMA
 
-RECIPE = "demo_digits"
-ROUND_EPOCHS = 2  # whole epochs, so that each round has as many pairings, and long enough for a logged step
-UNPAIRED = "--data.init_args.pooled=null"
+IMAGES, BATCH = 36, 2
+UNPAIRED = "--model.init_args.coupling=null"
+SMALL = ("--model.init_args.net.init_args.channels=16", "--model.init_args.net.init_args.res_blocks=1")
 SCALE = 2.0  # of guidance
 
 
@@ -53,7 +53,6 @@ class PlainStep:
         batch_size: images of a step.
         clip: largest norm of the gradients.
         decay: of the average of the weights, with the warm-up of `zoo.training.EMA`.
-        fused: let one kernel step all weights; torch's default goes through them one by one.
     """
 
     def __init__(
@@ -64,7 +63,6 @@ class PlainStep:
         batch_size: int,
         clip: float,
         decay: float,
-        fused: bool | None = None,
     ) -> None:
         assert isinstance(task.path, ConditionalOT) and task.scheduler is not None
         self.net = copy.deepcopy(task.net).train()
@@ -72,8 +70,6 @@ class PlainStep:
         self.label_drop = task.label_drop
         self.images, self.labels, self.batch_size = images, labels, batch_size
         self.optimizer = task.optimizer(self.net.parameters())
-        for group in self.optimizer.param_groups:
-            group["fused"] = fused
         self.scheduler = task.scheduler(self.optimizer)
         self.clip, self.decay = clip, decay
         self.average = [parameter.detach().clone() for parameter in self.net.parameters()]
@@ -119,31 +115,35 @@ class PlainStep:
         self.updates += 1
 
 
+class TorchCFMStep(PlainStep):
+    """The same loop with the paths of torchcfm, noise and images paired by optimal transport in the batch."""
+
+    def loss(self, x1: Tensor, x0: Tensor, t: Tensor, label: Tensor) -> Tensor:
+        """As in torchcfm's example of conditional images."""
+        from torchcfm import ExactOptimalTransportConditionalFlowMatcher
+
+        matcher = ExactOptimalTransportConditionalFlowMatcher(0.0)
+        t, x, velocity, _, label = matcher.guided_sample_location_and_conditional_flow(x0, x1, y1=label, t=t)
+        return F.mse_loss(self.net(x, t, label), velocity)
+
+
 def step(settings: Settings) -> list[Finding]:
-    """A step of `zoo fit` on the digits recipe, from its items on, against a plain loop of an equal net."""
+    """A step of `zoo fit`, from its items on, against plain loops of an equal net."""
     findings = []
-    for name, extra, fused, least in (
-        ("independent noise", [UNPAIRED], None, 1.0),
-        ("paired within classes over the epoch", [], None, 0.97),
-        ("independent noise, the loop's AdamW fused, too", [UNPAIRED], True, 0.97),
-    ):
+    contestants: dict[str, tuple[list[str], type[PlainStep]]] = {
+        "a plain loop, independent noise": ([UNPAIRED], PlainStep),
+        "torchcfm's paths in such a loop, noise paired in the batch": ([], TorchCFMStep),
+    }
+    for name, (extra, loop) in contestants.items():
         fit = fit_of(settings, extra)
-        costs = against(settings, fit, plain_step(fit, fused=fused))
-        findings.append(times_as_fast(f"training step, {name}: times as fast as a plain loop", costs, least))
+        costs = interleave_with_trainer(fit, plain_step(fit, loop), settings.few(6, 1), steps=1, warmup=1)
+        million = sum(weight.numel() for weight in fit.model.net.parameters()) / 1e6
+        findings.append(times_as_fast(f"training step to {name}: times as fast", costs, 0.97, million=million))
     return findings
 
 
-def against(settings: Settings, fit: Fit, plain: PlainStep) -> dict[str, list[Cost]]:
-    """Costs of a step of a training and of a plain loop, each the mean of a round, one a round."""
-    steps = settings.few(ROUND_EPOCHS * plain.epoch_steps, 5)
-    warmup = settings.few(plain.epoch_steps, 2)
-    # single steps by turns, summed over a round: what else runs on the machine changes within seconds
-    singles = interleave_with_trainer(fit, plain, settings.few(15, 2) * steps, steps=1, warmup=warmup)
-    return {key: _means(each, steps) for key, each in singles.items()}
-
-
 def plain_step(fit: Fit, loop: type[PlainStep] = PlainStep, **more: Any) -> PlainStep:
-    """The plain loop that is equal to a training of `demo_digits`.
+    """The plain loop that is equal to a training.
 
     Args:
         loop: its class.
@@ -158,20 +158,20 @@ def plain_step(fit: Fit, loop: type[PlainStep] = PlainStep, **more: Any) -> Plai
 
 
 def guidance(settings: Settings) -> list[Finding]:
-    """Both branches of guidance as one forward pass of twice the batch against two passes: 20 steps of Euler."""
+    """Both branches of guidance as one forward pass of twice the batch against two passes: 2 steps of Euler."""
     task: FlowTask = fit_of(settings, []).model
     task.eval()
     findings = []
-    for count in (16, 1, 64):
+    for count in (1, 4):
         x0 = noise(range(count), task.net.sample_shape)
         label = torch.arange(count) % task.net.num_classes + 1
         fields = {
             "joint": velocity_field(task.net, task.path, label, Guidance(SCALE)),
             "two passes": two_passes(task, label),
         }
-        solver = Solver("euler", settings.few(20, 2))
+        solver = Solver("euler", settings.few(2, 1))
         runs = {name: _Solve(solver, field, x0) for name, field in fields.items()}
-        costs = interleave(runs, settings.few(10, 1))
+        costs = interleave(runs, settings.few(4, 1))
         name = f"joint guidance, {count} image{'s' if count > 1 else ''}: times as fast as two passes"
         findings.append(times_as_fast(name, costs))
     return findings
@@ -202,21 +202,23 @@ class _Solve:
 
 
 def fit_of(settings: Settings, extra: Sequence[str]) -> Fit:
-    """The training of the recipe, without validation and checkpoints."""
+    """The training of the recipe `base` on made-up images, without flips, validation and checkpoints."""
+    root, rng = settings.folder / "images", np.random.default_rng(0)
+    for number in range(IMAGES):
+        write_png(root / f"class{number % 3}" / f"{number}.png", rng.integers(256, size=(64, 64, 3), dtype=np.uint8))
+    data = {"root": root, "batch_size": BATCH, "flips": "false", "num_workers": 0}
     return settings.build_fit(
         [
-            f"--config={recipe_root() / 'flow' / RECIPE}.yaml",
+            f"--config={recipe_root() / 'flow' / 'base'}.yaml",
             f"--trainer.default_root_dir={settings.folder / 'run'}",
-            *ENDLESS[1:],
+            "--trainer.accelerator=cpu",
+            "--trainer.precision=32-true",
+            *(f"--data.init_args.{key}={value}" for key, value in data.items()),
+            *(SMALL if settings.quick else ()),
+            *ENDLESS,
             *extra,
         ]
     )
-
-
-def _means(costs: Sequence[Cost], steps: int) -> list[Cost]:
-    """Mean costs of so many neighbours each."""
-    parts = [costs[start : start + steps] for start in range(0, len(costs), steps)]
-    return [Cost(fmean(each.wall for each in part), fmean(each.cpu for each in part)) for part in parts]
 
 
 if __name__ == "__main__":

@@ -19,11 +19,11 @@ from scripts.evidence import (
     miipher,
 )
 from scripts.evidence.demo import EACH, MEAN, MEDIAN, Claim, Demo, EvidenceStep, Figures, fit_step
-from scripts.evidence.real import gsm8k, prompts, whisper
+from scripts.evidence.real import gsm8k, prompts, vocoders, whisper
 from zoo.common.configs import load_recipe
 from zoo.common.systems import recipe_root
 
-REAL = (gsm8k, prompts, whisper)  # on real weights or recordings; each with its DEMO and CLAIMS
+REAL = (gsm8k, prompts, vocoders, whisper)  # on real weights or recordings; each with its DEMO and CLAIMS
 
 
 def _plan_rooms(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:

@@ -14,8 +14,10 @@ FOLDER = "gallery"
 PICTURE_DPI = 60
 
 
-def save_sounds(root: Path, name: str, sounds: Mapping[str, np.ndarray], sample_rate: int) -> None:
+def save_sounds(
+    root: Path, name: str, sounds: Mapping[str, np.ndarray], sample_rate: int, dpi: int = PICTURE_DPI
+) -> None:
     """Write waveforms (T,) as `<name>_<title>.mp3` and their spectrograms below one another as `<name>.png`."""
     for title, sound in sounds.items():
         files.write(root / FOLDER / f"{name}_{title}.mp3", sound, sample_rate)
-    plot_spectrograms(sounds, sample_rate).savefig(root / FOLDER / f"{name}.png", dpi=PICTURE_DPI)
+    plot_spectrograms(sounds, sample_rate).savefig(root / FOLDER / f"{name}.png", dpi=dpi)

@@ -81,7 +81,7 @@ def check_data(demos: Iterable[Demo]) -> None:
     """
     for demo in demos:
         if missing := [str(path) for name in demo.data if not (path := data_folder() / name).is_dir()]:
-            hint = "set ZOO_DATA; scripts/prepare_*.py write such folders"
+            hint = "set ZOO_DATA; scripts/prepare_evidence.sh writes what packages hold"
             raise FileNotFoundError(f"no {', '.join(missing)}, which {demo.name} needs: {hint}")
 
 
@@ -295,6 +295,7 @@ def page(content: Mapping[str, Any]) -> str:
         "",
         "<!-- not run: hours -->",
         "```bash",
+        "scripts/prepare_evidence.sh # packages, real weights and data, below ZOO_DATA",
         f"python scripts/evidence/run.py --date {content['date']} # the same command resumes; --systems flow for some",
         f"ZOO_EVIDENCE=runs/evidence/{content['date']} python -m pytest -m evidence # checks the claims alone",
         "```",

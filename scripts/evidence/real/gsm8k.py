@@ -1,6 +1,6 @@
 """LoRA agents on SmolLM2-135M-Instruct and GSM8K: likelihoods of held-out answers by ways to train for equal compute.
 
-An item counts as wrong where the likeliest token differs from a token of the final number (after '####'), behind the
+An item counts as wrong where the likeliest token differs from a token of a computed result (7 of <<4+3=7>>), behind the
 right tokens before it. Experts on clusters follow ELREA (arXiv 2502.00089): k-means on the frozen net's mean hidden
 states of the questions, experts begun from one adapter of all questions, logits weighted by the input's nearness.
 """
@@ -85,7 +85,7 @@ class Bench:
 
     @torch.no_grad()
     def scores(self, crowd: Crowd, weights: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Sums of NLL, and whether the final number is wrong, (1 + K, items) each: together first, then each agent.
+        """Sums of NLL, and whether a computed result is wrong, (1 + K, items) each: together first, then each agent.
 
         Args:
             weights: of the agents' logits (items, K); the mean of the predictions without.
@@ -101,17 +101,15 @@ class Bench:
                 together = Geometric().combine(log_probs, torch.tensor(weights[number]).log().expand(len(targets), -1))
             every = torch.cat([together[None], log_probs])
             nll.append(-gather_log_probs(every, targets).sum(-1))
-            final = number_tokens(self.tokenizer, targets.tolist())
-            wrong.append((every.argmax(-1) != targets)[:, final].any(-1))
+            results = torch.tensor(result_tokens(self.tokenizer, targets.tolist()))
+            wrong.append((every.argmax(-1) != targets)[:, results].any(-1))
         return torch.stack(nll, 1).double().numpy(), torch.stack(wrong, 1).double().numpy()
 
 
-def number_tokens(tokenizer: Tokenizer, answer: Sequence[int]) -> slice:
-    """Where the tokens of the final number lie in an answer that ends with '#### <number>' and EOS."""
-    first = len(answer) - 1
-    while first and "#" not in tokenizer.decode(answer[first - 1 : -1]):
-        first -= 1
-    return slice(first, len(answer) - 1)
+def result_tokens(tokenizer: Tokenizer, answer: Sequence[int]) -> list[bool]:
+    """Which tokens of an answer are of a computed result, from behind '=' to '>>' in annotations such as <<4+3=7>>."""
+    before = [tokenizer.decode(answer[:count]).rpartition("<<") for count in range(len(answer))]
+    return [bool(begin) and "=" in rest and ">>" not in rest for _, begin, rest in before]
 
 
 def interval(sums: np.ndarray, counts: np.ndarray) -> list[float]:
@@ -177,7 +175,7 @@ def measure(root: Path, quick: bool = False) -> Figures:
     scores["experts"] = bench.scores(bench.crowd(*runs), weights)
     write_answers(root, bench, crowd)
     tokens = np.array([float((item["labels"] >= 0).sum()) for item in bench.items])
-    rows = {f"{name}: wrong number": wrong[0] for name, (_, wrong) in scores.items()}
+    rows = {f"{name}: wrong result": wrong[0] for name, (_, wrong) in scores.items()}
     rows |= {f"{name}: all err": scores[name][1][1:].min(0) for name in ("agents", "experts")}
     sums = {name: nll[0] for name, (nll, _) in scores.items()}
     singles = scores["agents"][0][1:]

