@@ -136,7 +136,7 @@ def step(settings: Settings) -> list[Finding]:
     }
     for name, (extra, loop) in contestants.items():
         fit = fit_of(settings, extra)
-        costs = interleave_with_trainer(fit, plain_step(fit, loop), settings.few(6, 1), steps=1, warmup=1)
+        costs = interleave_with_trainer(fit, plain_step(fit, loop), settings.few(3, 1), steps=1, warmup=1)
         million = sum(weight.numel() for weight in fit.model.net.parameters()) / 1e6
         findings.append(times_as_fast(f"training step to {name}: times as fast", costs, 0.97, million=million))
     return findings
@@ -158,7 +158,7 @@ def plain_step(fit: Fit, loop: type[PlainStep] = PlainStep, **more: Any) -> Plai
 
 
 def guidance(settings: Settings) -> list[Finding]:
-    """Both branches of guidance as one forward pass of twice the batch against two passes: 2 steps of Euler."""
+    """Both branches of guidance as one forward pass of twice the batch against two passes: a step of Euler."""
     task: FlowTask = fit_of(settings, []).model
     task.eval()
     findings = []
@@ -169,9 +169,9 @@ def guidance(settings: Settings) -> list[Finding]:
             "joint": velocity_field(task.net, task.path, label, Guidance(SCALE)),
             "two passes": two_passes(task, label),
         }
-        solver = Solver("euler", settings.few(2, 1))
+        solver = Solver("euler", 1)
         runs = {name: _Solve(solver, field, x0) for name, field in fields.items()}
-        costs = interleave(runs, settings.few(4, 1))
+        costs = interleave(runs, settings.few(3, 1))
         name = f"joint guidance, {count} image{'s' if count > 1 else ''}: times as fast as two passes"
         findings.append(times_as_fast(name, costs))
     return findings
