@@ -325,17 +325,26 @@ def _progress(seeds: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _commits(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
-    """List the seeds of each commit."""
-    seeds: dict[str, dict[str, list[str]]] = {}
+    """List the seeds of each state of the folder `zoo`, the same in several commits where only others changed."""
+    states: dict[str, tuple[dict[str, None], dict[str, list[str]]]] = {}
     for name, each in results.items():
         for seed, result in each.items():
             if result:
-                seeds.setdefault(result["commit"], {}).setdefault(name, []).append(seed)
+                commits, demos = states.setdefault(_tree(result["commit"]), ({}, {}))
+                commits[result["commit"] or "unknown"] = None
+                demos.setdefault(name, []).append(seed)
     return [
-        f"- commit {commit or 'unknown'}: "
+        f"- `zoo` at {state} (commits {', '.join(commits)}): "
         + "; ".join(f"{name} {', '.join(numbers)}" for name, numbers in demos.items())
-        for commit, demos in seeds.items()
+        for state, (commits, demos) in states.items()
     ]
+
+
+@functools.cache
+def _tree(commit: str) -> str:
+    """Return git's hash of the folder `zoo` in a commit; that of the commit where it is not at hand."""
+    known = _git("rev-parse", "--short", f"{commit.removesuffix('-dirty')}:zoo")
+    return commit if known is None or commit.endswith("-dirty") else known
 
 
 def _versions(results: Sequence[Mapping[str, Any]]) -> str:
@@ -386,13 +395,19 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def _commit() -> str:
     """Return the checkout's commit, with "-dirty" where files but the page differ from it; "" where there is none."""
-    git = ["git", "-C", str(REPOSITORY)]
-    try:
-        head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
+    head = _git("rev-parse", "--short", "HEAD")
+    if head is None:
         return ""
-    changes = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ".", ":!docs/evidence.*"], check=False)
-    return head.stdout.strip() + ("-dirty" if changes.returncode else "")
+    return head + ("-dirty" if _git("diff", "--quiet", "HEAD", "--", ".", ":!docs/evidence.*") is None else "")
+
+
+def _git(*arguments: str) -> str | None:
+    """Return what git says of the checkout; None where it fails."""
+    command = ["git", "-C", str(REPOSITORY), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def main() -> None:

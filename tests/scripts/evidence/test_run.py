@@ -93,7 +93,7 @@ def test_the_page_names_first_what_failed(tmp_path: Path) -> None:
         in rest
     )
     assert "6 CPU-minutes" in first and str(tmp_path) not in page
-    assert f"- commit abc1234: hifigan/demo {seeds[0]}; audiosr/demo " in first
+    assert f"- `zoo` at abc1234 (commits abc1234): hifigan/demo {seeds[0]}; audiosr/demo " in first
     assert json.loads((tmp_path / evidence.REPORT).read_text())["seeds"] == seeds
 
 
