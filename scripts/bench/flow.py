@@ -64,7 +64,7 @@ class PlainStep:
         clip: float,
         decay: float,
     ) -> None:
-        assert isinstance(task.path, ConditionalOT) and task.scheduler is not None
+        assert isinstance(task.path, ConditionalOT) and isinstance(task.net, UNet) and task.scheduler is not None
         self.net = self.copy_net(task.net).train()
         self.slope = 1 - task.path.sigma_min
         self.label_drop = task.label_drop
