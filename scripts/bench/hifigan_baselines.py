@@ -1,6 +1,6 @@
-"""What our HiFi-GAN is measured against: training steps as plain loops, and the original's loading of data.
+"""What our vocoders are measured against: HiFi-GAN's training steps as plain loops, and the package vocos.
 
-Written from the paper and the description of the original's script, for the benchmarks only.
+Written from the papers and the description of the original's script, for the benchmarks only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from zoo.hifigan.task import HiFiGANTask, mel_l1
 from zoo.training.adversarial import Output, adversarial_loss, discriminator_loss, feature_matching_loss
@@ -100,6 +100,51 @@ class OriginalStep(Step):
             terms.append(self.weights[f"g/fm_{name}"] * _attached_feature_matching(on_real, on_fake))
         torch.stack(terms).sum().backward()
         self.optimizer_g.step()
+
+
+class VocosStep:
+    """A step of the package vocos 0.1.0 at 24 kHz: its nets and losses, in the order of its `training_step`.
+
+    Args:
+        task: gives optimizers.
+        batches: endless batches of the training loader.
+    """
+
+    def __init__(self, task: HiFiGANTask, batches: Iterator[dict[str, Tensor]]) -> None:
+        from vocos.discriminators import MultiPeriodDiscriminator, MultiResolutionDiscriminator
+        from vocos.feature_extractors import MelSpectrogramFeatures
+        from vocos.heads import ISTFTHead
+        from vocos.loss import DiscriminatorLoss, FeatureMatchingLoss, GeneratorLoss, MelSpecReconstructionLoss
+        from vocos.models import VocosBackbone
+
+        net = VocosBackbone(100, 512, 1536, 8), ISTFTHead(512, 1024, 256, "center")
+        self.generator = nn.Sequential(MelSpectrogramFeatures(), *net)
+        self.discriminators: Any = nn.ModuleList([MultiPeriodDiscriminator(), MultiResolutionDiscriminator()])
+        self.mel, self.judge = MelSpecReconstructionLoss(), DiscriminatorLoss()
+        self.adversarial, self.matching = GeneratorLoss(), FeatureMatchingLoss()
+        self.optimizer_g: Any = task.optimizer_g(list(self.generator.parameters()))
+        self.optimizer_d: Any = task.optimizer_d(list(self.discriminators.parameters()))
+        self.batches = batches
+
+    def __call__(self) -> None:
+        """Take the next batch and train on it; the generator runs once for each side."""
+        audio = next(self.batches)["audio"]
+        with torch.no_grad():
+            fake = self.generator(audio)
+        self.optimizer_d.zero_grad()
+        for each in self.discriminators:
+            (self.judge(*each(audio, fake)[:2])[0] / len(each.discriminators)).backward()
+        self.optimizer_d.step()
+        self.discriminators.requires_grad_(False)
+        self.optimizer_g.zero_grad()
+        fake = self.generator(audio)
+        loss = 45 * self.mel(fake, audio)
+        for each in self.discriminators:
+            _, scores, on_real, on_fake = each(audio, fake)
+            loss = loss + (self.adversarial(scores)[0] + self.matching(on_real, on_fake)) / len(scores)
+        loss.backward()
+        self.optimizer_g.step()
+        self.discriminators.requires_grad_(True)
 
 
 def _halves(outputs: Sequence[Output], size: int) -> tuple[list[Output], list[Output]]:

@@ -195,14 +195,12 @@ def cpu_ms(costs: Costs) -> dict[str, float]:
     return {f"{name}, cpu ms": 1000 * median(each).cpu for name, each in costs.items()}
 
 
-def onnx_session(path: Path, threads: int = 1) -> Any:
-    """An exported graph in onnxruntime on the CPU, on so many threads."""
+def onnx_session(path: Path) -> Any:
+    """An exported graph in onnxruntime on the CPU, on one thread."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    # threads that spin while they wait would count as work, in the next contestant's time too
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
