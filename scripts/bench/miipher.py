@@ -144,7 +144,10 @@ def step(size: Size) -> list[Finding]:
     clips = made_clips([size.seconds[0], size.seconds[0] * 5 / 6])
     steps = {"truncated": AdapterStep(_cleaner(size)), "whole": AdapterStep(_cleaner(size, full=True))}
     costs = interleave({name: partial(each, clips) for name, each in steps.items()}, size.rounds(11))
-    return [times_as_fast("adapter step, whole backbone to truncated", costs, at_least=1.15)]
+    million = {
+        f"million, {name}": sum(p.numel() for p in each.cleaner.parameters()) / 1e6 for name, each in steps.items()
+    }
+    return [times_as_fast("adapter step, whole backbone to truncated", costs, at_least=1.15, **million)]
 
 
 def original(size: Size) -> list[Finding]:
