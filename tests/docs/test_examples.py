@@ -30,7 +30,7 @@ COMMANDS = {
 @pytest.mark.parametrize("name", COMMANDS)
 def test_example_runs(name: str, tmp_path: Path) -> None:
     shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__", "runs"))
-    shutil.copy(REPOSITORY / "docs/gallery/miipher_input.mp3", tmp_path / "examples" / "in.wav")
+    shutil.copy(REPOSITORY / "docs/gallery/miipher/whisper/noise_input.mp3", tmp_path / "examples" / "in.wav")
     for command in COMMANDS[name]:
         words, folder = command.split(), tmp_path / "examples"
         if words[0] == name:
