@@ -267,7 +267,7 @@ def check_claim(claim: Claim, results: Mapping[int, Mapping[str, Any]]) -> dict[
 
 
 def page(content: Mapping[str, Any]) -> str:
-    """Format the report as markdown: what failed first, then one table."""
+    """Format the report as markdown: one table, what failed first."""
     claims = content["claims"]
     results = [each for seeds in content["results"].values() for each in seeds.values() if each]
     counts = {verdict: sum(each["verdict"].startswith(verdict) for each in claims)
@@ -275,7 +275,6 @@ def page(content: Mapping[str, Any]) -> str:
     done, total = sum(bool(each["figures"]) for each in results), sum(map(len, content["results"].values()))
     minutes = sum(each["cpu_seconds"] for each in results) / 60
     redrawn = [f"{demo.name} those of `{content['date']}+{demo.redrawn}`" for demo in DEMOS.values() if demo.redrawn]
-    failed = [each for each in claims if each["verdict"].startswith(FAILED)]
     lines = [
         "# Evidence",
         "",
@@ -299,12 +298,7 @@ def page(content: Mapping[str, Any]) -> str:
         f"python scripts/evidence/run.py --date {content['date']} # the same command resumes; --systems flow for some",
         f"ZOO_EVIDENCE=runs/evidence/{content['date']} python -m pytest -m evidence # checks the claims alone",
         "```",
-        "",
-        "## Failed",
-        "",
-        *(f"- **{each['demo']}**: {each['title']}: {_describe(each)}, threshold {each['limit']}" for each in failed),
     ]
-    lines += [] if failed else ["None."]
     unfinished = [(name, seeds) for name, seeds in content["results"].items()
                   if any(not each.get("figures") for each in seeds.values())]  # fmt: skip
     if unfinished:
@@ -312,10 +306,10 @@ def page(content: Mapping[str, Any]) -> str:
     rows = [
         [each["demo"], each["title"], each["limit"], _value(each), ", ".join(map(_number, each["seeds"])),
          f"**{each['verdict']}**" if each["verdict"].startswith(FAILED) else each["verdict"]]
-        for each in claims
+        for each in sorted(claims, key=lambda each: not each["verdict"].startswith(FAILED))
     ]  # fmt: skip
     columns = ["demo", "claim", "threshold", "value", "seeds", "result"]
-    return "\n".join([*lines, "", "## All claims", "", markdown_table(columns, rows)]) + "\n"
+    return "\n".join([*lines, "", "## Claims, those that failed first", "", markdown_table(columns, rows)]) + "\n"
 
 
 def _progress(seeds: Mapping[str, Mapping[str, Any]]) -> str:
