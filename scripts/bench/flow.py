@@ -56,13 +56,7 @@ class PlainStep:
     """
 
     def __init__(
-        self,
-        task: FlowTask,
-        images: Tensor,
-        labels: Tensor,
-        batch_size: int,
-        clip: float,
-        decay: float,
+        self, task: FlowTask, images: Tensor, labels: Tensor, batch_size: int, clip: float, decay: float
     ) -> None:
         assert isinstance(task.path, ConditionalOT) and isinstance(task.net, UNet) and task.scheduler is not None
         self.net = self.copy_net(task.net).train()
@@ -180,8 +174,7 @@ def guidance(settings: Settings) -> list[Finding]:
             "joint": velocity_field(task.net, task.path, label, Guidance(SCALE)),
             "two passes": two_passes(task, label),
         }
-        solver = Solver("euler", 1)
-        runs = {name: _Solve(solver, field, x0) for name, field in fields.items()}
+        runs = {name: partial(Solver("euler", 1).solve, field, x0) for name, field in fields.items()}
         costs = interleave(runs, settings.few(3, 1))
         name = f"joint guidance, {count} image{'s' if count > 1 else ''}: times as fast as two passes"
         findings.append(times_as_fast(name, costs))
@@ -200,16 +193,6 @@ def two_passes(task: FlowTask, label: Tensor) -> VectorField:
 
 
 BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {each.__name__: each for each in (step, guidance)}
-
-
-class _Solve:
-    """Integrates one field from one noise."""
-
-    def __init__(self, solver: Solver, field: VectorField, x0: Tensor) -> None:
-        self.solver, self.field, self.x0 = solver, field, x0
-
-    def __call__(self) -> Tensor:
-        return self.solver.solve(self.field, self.x0).x
 
 
 def fit_of(settings: Settings, extra: Sequence[str]) -> Fit:

@@ -143,7 +143,7 @@ def step(size: Size) -> list[Finding]:
     """The adapter's training step with the truncated and with the whole backbone, same masks and clips."""
     clips = made_clips([size.seconds[0], size.seconds[0] * 5 / 6])
     steps = {"truncated": AdapterStep(_cleaner(size)), "whole": AdapterStep(_cleaner(size, full=True))}
-    costs = interleave({name: partial(each, clips) for name, each in steps.items()}, size.rounds(11))
+    costs = interleave({name: partial(each, clips) for name, each in steps.items()}, size.rounds(5))
     million = {
         f"million, {name}": sum(p.numel() for p in each.cleaner.parameters()) / 1e6 for name, each in steps.items()
     }
@@ -158,7 +158,7 @@ def original(size: Size) -> list[Finding]:
         "original": _weight_mib(other.cleaner, other.extractor),
     }
     equal = made_clips([size.seconds[0]] * 2)
-    costs = interleave({"ours": partial(zoo, equal), "original": partial(other, equal)}, size.rounds(7))
+    costs = interleave({"ours": partial(zoo, equal), "original": partial(other, equal)}, size.rounds(3))
     weights = {f"MiB of weights, {name}": mib for name, mib in held_out.items()}
     findings = [times_as_fast("order of work, clips of one length", costs, **weights)]
     batch, seconds = 4, made_seconds(12, size.seconds[1], longest=3 * size.seconds[1])
