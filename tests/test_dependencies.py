@@ -47,7 +47,12 @@ def by_name(requirement: str) -> str:
 DIRECT = {by_name(each) for each in PROJECT["dependencies"]}
 OPTIONAL = {name: {by_name(each) for each in lines} for name, lines in PROJECT["optional-dependencies"].items()}
 OF_USERS = DIRECT | set().union(*(names for extra, names in OPTIONAL.items() if extra != "dev"))
-DECLARED = (OF_USERS | OPTIONAL["dev"]) - {"zoo"}
+WITHOUT_DEPENDENCIES = {
+    by_name(each)
+    for line in (REPOSITORY / "scripts" / "prepare_evidence.sh").read_text(encoding="utf-8").splitlines()
+    for each in line.partition(" --no-deps ")[2].split()
+}
+DECLARED = (OF_USERS | OPTIONAL["dev"] | WITHOUT_DEPENDENCIES) - {"zoo"}
 
 
 @cache
