@@ -75,8 +75,9 @@ BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {each.__name__: eac
 
 
 def _recipe(name: str) -> Any:
-    config: Any = OmegaConf.create(load_recipe(recipe_root() / "audiosr" / f"{name}.yaml"))
-    return OmegaConf.to_container(config, resolve=True)["model"]["init_args"]  # type: ignore[index,call-overload]
+    config = OmegaConf.create(load_recipe(recipe_root() / "audiosr" / f"{name}.yaml"))
+    plain: Any = OmegaConf.to_container(config, resolve=True)
+    return plain["model"]["init_args"]
 
 
 def _nets() -> dict[str, Any]:
@@ -88,8 +89,10 @@ def _nets() -> dict[str, Any]:
 def _parts(settings: Settings) -> dict[str, Any]:
     """Parts of inference, random weights."""
     torch.manual_seed(0)
-    specs: Any = OmegaConf.merge(_recipe("smoke"), {}) if settings.quick else OmegaConf.merge(_recipe("base"), _nets())
-    return {name: build(OmegaConf.to_container(specs[name])) for name in PARTS}
+    specs: Any = (
+        _recipe("smoke") if settings.quick else OmegaConf.to_container(OmegaConf.merge(_recipe("base"), _nets()))
+    )
+    return {name: build(specs[name]) for name in PARTS}
 
 
 def _arguments(settings: Settings, checkpointing: bool, name: str) -> list[str]:

@@ -138,17 +138,17 @@ class TorchCFMStep(PlainStep):
 def step(settings: Settings) -> list[Finding]:
     """A step of `zoo fit`, from its items on, against plain loops of an equal net and of torchcfm's."""
     findings = []
-    contestants: dict[str, tuple[list[str], type[PlainStep]]] = {
-        "a plain loop, independent noise": ([UNPAIRED], PlainStep),
-        "the package torchcfm, noise paired in the batch": ([], TorchCFMStep),
+    contestants: dict[str, tuple[list[str], type[PlainStep], float]] = {
+        "a plain loop, independent noise": ([UNPAIRED], PlainStep, 1.0),
+        "the package torchcfm, noise paired in the batch": ([], TorchCFMStep, 0.97),
     }
-    for name, (extra, loop) in contestants.items():
+    for name, (extra, loop, at_least) in contestants.items():
         fit = fit_of(settings, extra)
         other = plain_step(fit, loop)
         costs = interleave_with_trainer(fit, other, settings.few(3, 1), steps=1, warmup=1)
         nets = {"ours": fit.model.net, "other": other.net}
         million = {f"million, {key}": sum(each.numel() for each in net.parameters()) / 1e6 for key, net in nets.items()}
-        findings.append(times_as_fast(f"training step to {name}: times as fast", costs, 0.97, **million))
+        findings.append(times_as_fast(f"training step to {name}: times as fast", costs, at_least, **million))
     return findings
 
 

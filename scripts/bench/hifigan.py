@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from scripts.bench.hifigan_baselines import OriginalStep, PlainStep, Step, VocosStep
+from scripts.bench.hifigan_baselines import OriginalStep, PlainStep, Step, VocosStep, endless_batches
 from scripts.bench.tools import (
     ENDLESS,
     Cost,
@@ -28,7 +27,6 @@ from zoo.cli.trainer import ZooCLI
 from zoo.common.build import build
 from zoo.common.configs import load_recipe
 from zoo.common.systems import recipe_root
-from zoo.hifigan.data import VocoderData
 from zoo.hifigan.inference import Vocoder
 from zoo.hifigan.nets.generator import Generator
 from zoo.runs.onnx_export import write_onnx
@@ -94,17 +92,8 @@ def _against_trainer(settings: Settings, recipe: str, step: type[Step | VocosSte
             "--trainer.log_every_n_steps=1",
         ]
     )
-    other = step(fit.model, _endless(fit.datamodule))
+    other = step(fit.model, endless_batches(fit.datamodule))
     return interleave_with_trainer(fit, other, settings.few(5, 1))
-
-
-def _endless(data: VocoderData) -> Iterator[dict[str, Tensor]]:
-    batches = data.train_dataloader()
-    epoch = 0
-    while True:
-        batches.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
-        yield from batches
-        epoch += 1
 
 
 def _generator(recipe: str) -> Any:

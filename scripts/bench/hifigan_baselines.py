@@ -8,11 +8,13 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from zoo.hifigan.data import VocoderData
 from zoo.hifigan.task import HiFiGANTask, mel_l1
 from zoo.training.adversarial import Output, adversarial_loss, discriminator_loss, feature_matching_loss
 
@@ -145,6 +147,14 @@ class VocosStep:
         loss.backward()
         self.optimizer_g.step()
         self.discriminators.requires_grad_(True)
+
+
+def endless_batches(data: VocoderData) -> Iterator[dict[str, Tensor]]:
+    """Yield a datamodule's training batches as the trainer draws them, epoch after epoch; it is set up."""
+    batches = data.train_dataloader()
+    for epoch in count():
+        batches.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
+        yield from batches
 
 
 def _halves(outputs: Sequence[Output], size: int) -> tuple[list[Output], list[Output]]:

@@ -337,8 +337,8 @@ def _commits(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str
 @functools.cache
 def _tree(commit: str) -> str:
     """Return git's hash of the folder `zoo` in a commit; that of the commit where it is not at hand."""
-    known = _git("rev-parse", "--short", f"{commit.removesuffix('-dirty')}:zoo")
-    return commit if known is None or commit.endswith("-dirty") else known
+    is_known = commit and not commit.endswith("-dirty")
+    return (_git("rev-parse", "--short", f"{commit}:zoo") if is_known else None) or commit or "unknown"
 
 
 def _versions(results: Sequence[Mapping[str, Any]]) -> str:

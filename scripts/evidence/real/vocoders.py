@@ -13,15 +13,15 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 
+from scripts.bench.hifigan_baselines import endless_batches
 from scripts.evidence.demo import EACH, Claim, Demo, EvidenceStep, Figures, data_folder, fit_step
 from scripts.evidence.gallery import save_sounds
 from zoo.audio.analysis.griffin_lim import griffin_lim
@@ -47,7 +47,7 @@ MEASURES = ("pesq_wb", "m_stft", "mcd", "periodicity")
 SAMPLE_RATE, SECONDS = 16000, 4.0  # of a held-out clip at most
 PROMPTS, CLIPS = 3, 4  # held-out prompts of each language, and clips of LJSpeech
 SHOWN = (V2, VOCOS, GRIFFIN_LIM)  # in the gallery
-RATE, BETAS, MEL_WEIGHT = 2e-3, (0.8, 0.9), 45.0  # the recipe's rate; the package's momenta and weight
+BETAS, MEL_WEIGHT = (0.8, 0.9), 45.0  # the package's momenta and weight
 
 Synthesis = Callable[[np.ndarray], np.ndarray]
 
@@ -70,16 +70,6 @@ def plan(root: Path, seed: int, quick: bool) -> Iterable[EvidenceStep]:
         yield fit_step(root, name, RECIPE, seed, data__init_args__seed=seed, **changes)
 
 
-def batches(data: VocoderData) -> Iterator[torch.Tensor]:
-    """Yield crops (B, T), as the trainer draws them."""
-    data.prepare_data()
-    data.setup("fit")
-    loader = data.train_dataloader()
-    for epoch in count():
-        cast(Any, loader.batch_sampler).set_epoch(epoch)
-        yield from (batch["audio"] for batch in loader)
-
-
 def train_package(run: Path, seed: int, seconds: float) -> tuple[Synthesis, int]:
     """Train the package's net of a run's size on the run's crops for `seconds` of processor time.
 
@@ -94,17 +84,21 @@ def train_package(run: Path, seed: int, seconds: float) -> tuple[Synthesis, int]
     except ImportError as error:
         raise ValueError(f"{NAME} needs vocos ({error}): pip install --no-deps vocos==0.1.0 encodec==0.1.1") from error
     config = load_yaml(find_config(run).read_text(encoding="utf-8"))
-    form = config["model"]["init_args"]["generator"]["init_args"]
-    crops, began, steps = batches(build(config["data"])), time.process_time(), 0
+    form, optimizer_form = (config["model"]["init_args"][name]["init_args"] for name in ("generator", "optimizer_g"))
+    rate = optimizer_form["lr"]
+    data, began, steps = cast(VocoderData, build(config["data"])), time.process_time(), 0
+    data.prepare_data()
+    data.setup("fit")
+    crops = endless_batches(data)
     with seeded_rng(seed):
         features = MelSpectrogramFeatures(SAMPLE_RATE, n_mels=form["in_channels"], padding=form["padding"])
         backbone = VocosBackbone(form["in_channels"], form["dim"], form["intermediate_dim"], form["layers"])
         head = ISTFTHead(form["dim"], form["n_fft"], form["hop_length"], form["padding"])
         net = torch.nn.Sequential(features, backbone, head)
-        loss, optimizer = MelSpecReconstructionLoss(SAMPLE_RATE), torch.optim.AdamW(net.parameters(), RATE, BETAS)
+        loss, optimizer = MelSpecReconstructionLoss(SAMPLE_RATE), torch.optim.AdamW(net.parameters(), rate, BETAS)
         while (share := (time.process_time() - began) / seconds) < 1:
-            optimizer.param_groups[0]["lr"] = RATE * 0.5 * (1 + math.cos(math.pi * share))
-            audio, steps = next(crops), steps + 1
+            optimizer.param_groups[0]["lr"] = rate * 0.5 * (1 + math.cos(math.pi * share))
+            audio, steps = next(crops)["audio"], steps + 1
             optimizer.zero_grad()
             (MEL_WEIGHT * loss(net(audio), audio)).backward()
             optimizer.step()

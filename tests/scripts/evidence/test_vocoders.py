@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from scripts.bench.hifigan_baselines import endless_batches
 from scripts.evidence.real import vocoders
 from zoo.audio.corpora.corpus import CorpusOptions
 from zoo.hifigan import VocoderData
@@ -19,7 +20,9 @@ def test_nets_take_one_mel() -> None:
 
 def test_crops_differ_between_epochs() -> None:
     data = VocoderData(None, 16000, 512, corpus=CorpusOptions(embedded_utterances=12), batch_size=4)
-    first, second = islice(vocoders.batches(data), 2)  # one batch an epoch
+    data.prepare_data()
+    data.setup("fit")
+    first, second = (batch["audio"] for batch in islice(endless_batches(data), 2))  # one batch an epoch
     assert first.shape == second.shape == (4, 512) and not torch.equal(first, second)
 
 
