@@ -3,7 +3,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from scripts.bench import hifigan as benchmark
 from scripts.bench import hifigan_baselines as baselines
 from scripts.bench.tools import interleave_with_trainer
 from tests.training.callbacks.parts import make_trainer
@@ -41,7 +40,7 @@ def test_plain_loops_train_like_the_task(tmp_path, step):
     task = tiny_task()
     settings = {"limit_val_batches": 0, "use_distributed_sampler": False}
     trainer = make_trainer(max_steps=10, default_root_dir=tmp_path, **settings)
-    other = step(task, benchmark._endless(data))
+    other = step(task, baselines.endless_batches(data))
     before = torch.nn.utils.parameters_to_vector(other.generator.parameters()).clone()
     interleave_with_trainer(SimpleNamespace(trainer=trainer, model=task, datamodule=data), other, rounds=2)
     results = torch.nn.utils.parameters_to_vector(other.generator.parameters())
