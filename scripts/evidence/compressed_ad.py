@@ -13,8 +13,10 @@ from gymnasium.spaces import Discrete
 
 from scripts.bench.tools import cost_of, peak_memory
 from scripts.evidence import anymdp
+from scripts.evidence.gallery import FOLDER as GALLERY
 from zoo.common.build import build
 from zoo.common.configs import load_yaml
+from zoo.common.reports import write_figure
 from zoo.common.systems import recipe_root
 from zoo.compressed_ad.collecting.collect import recipe_env
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
@@ -23,6 +25,7 @@ from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.envs.point_mass import PointMass
 from zoo.compressed_ad.evaluation.evaluate import RETURNS_NAME, evaluate, load_agent, split_tasks
+from zoo.compressed_ad.evaluation.plots import learning_curves
 from zoo.compressed_ad.evaluation.report import source_curve
 from zoo.compressed_ad.evaluation.summary import bootstrap_groups
 from zoo.compressed_ad.inference import pairs
@@ -210,6 +213,8 @@ def measure_anymdp(whole: Path, cad: Path, sliding: Path, histories: Path, quick
         figures[f"{label}, last above first"] = float(last - first)
     for label, run in runs.items():
         figures |= {f"{label}, {name}": value for name, value in _costs(run).items()}
+    curves = learning_curves({label: arm.facts for label, arm in arms.items()}, {SOURCE: earned[SOURCE].mean((0, 1))})
+    write_figure(whole.parent / GALLERY / "returns.png", curves)
     return figures
 
 

@@ -4,35 +4,53 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 
-from scripts.evidence.flow import Digits, figures_of
+from scripts.evidence.demo import EvidenceStep, Figures, data_folder, fit_step
+from scripts.evidence.flow import EPOCH, UNGUIDED, Digits, figures_of
+from scripts.evidence.gallery import FOLDER
 from zoo.common.configs import load_yaml
 from zoo.common.tensors import seeded_rng
 from zoo.flow.evaluation.comparison import METRICS, Comparison
 from zoo.flow.evaluation.features import ClassifierFeatures
 from zoo.flow.evaluation.samples import SampleSet, matching_labels, read_samples
-from zoo.flow.inference.requests import load_sampler
+from zoo.flow.inference.requests import load_sampler, sample_requests
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.nets.unet import UNet
+from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.solvers import Solver
+from zoo.flow.rendering import nearest, titled_rows, to_pixels
 from zoo.runs.run_folder import find_config
 
-DATA, RUNS, FLOOR = "noto_emoji_32", ("unet", "dit", "meanflow"), "Fréchet to the floor's"
+DATA, RUNS, FLOOR = "noto_emoji_{}", ("unet", "dit", "meanflow"), "Fréchet to the floor's"  # of so many pixels
 STEPS, GUIDANCE, FEW = 10, 2.0, (1, 2, 4)  # of Euler
+SHOWN = 2  # images of a class in the gallery
+LARGE_STEPS = (280, 2400, 940)  # of the trainings at 64 x 64 pixels
+LARGE_CLAIMS = (  # at 64 x 64 pixels; figure, what it is a share of, title, at most
+    (f"U-Net, guided: {FLOOR}", None, "U-Net, guidance 2: Fréchet distance to real images'", 12.0),
+    (f"DiT, guided: {FLOOR}", None, "DiT, guidance 2: Fréchet distance to real images'", 20.0),
+    (f"U-Net: {FLOOR}", f"torchcfm: {FLOOR}", "Fréchet distance, U-Net to the same net by torchcfm's loop", 0.8),
+    *(
+        (f"MeanFlow {steps}: {FLOOR}", f"DiT {steps}: {FLOOR}",
+         f"{steps} evaluations: Fréchet distance, MeanFlow to Euler of the DiT", limit)
+        for steps, limit in zip(FEW, (0.6, 0.7, 0.8), strict=True)
+    ),
+)  # fmt: skip
 WIDTH, DIMS, EPOCHS, BATCH, SHIFT, LEARNING_RATE = 24, 64, 20, 64, 2, 3e-3  # of the classifier; shifts in pixels
 
 
 class EmojiClassifier(ClassifierFeatures):
-    """Convolutions over images (B, 3, 32, 32); features (B, 64) are what the last layer sees."""
+    """Convolutions over images (B, 3, H, W) of at least 32 x 32; features (B, 64) are what the last layer sees."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -41,11 +59,12 @@ class EmojiClassifier(ClassifierFeatures):
         for inputs, outputs in pairwise((3, WIDTH, 2 * WIDTH, 4 * WIDTH)):
             convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
             layers += [convolution, nn.BatchNorm2d(outputs), nn.SiLU(), nn.MaxPool2d(2)]
+        layers.append(nn.AdaptiveMaxPool2d(4))
         self.body = nn.Sequential(*layers, nn.Flatten(), nn.Dropout(0.3), nn.Linear(64 * WIDTH, DIMS), nn.SiLU())
         self.head = nn.Linear(DIMS, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features (B, 64) of images (B, 3, 32, 32), float in [-1, 1]."""
+        """Features (B, 64) of images (B, 3, H, W), float in [-1, 1]."""
         return self.body(images)
 
     def logits(self, features: Tensor) -> Tensor:
@@ -102,9 +121,22 @@ def train_by_torchcfm(run: Path, train: SampleSet, seconds: float, seed: int) ->
     return sampler
 
 
-def measure(root: Path, quick: bool = False) -> dict[str, float]:
+def plan(root: Path, seed: int, quick: bool, size: int = 32) -> list[EvidenceStep]:
+    """U-Net, transformer and MeanFlow at equal processor time, the last with the transformer's weights."""
+    changes: list[dict[str, Any]] = [{}, {}, {"init_from": root / RUNS[1]}]
+    if size != 32:
+        large = {"data__init_args__root": data_folder() / DATA.format(size), "data__init_args__image_resolution": size}
+        for each, steps in zip(changes, LARGE_STEPS, strict=True):
+            each |= {**large, "trainer__max_steps": steps}
+        for each in changes[1:]:
+            each["model__init_args__net__init_args__patch"] = 8
+    names = zip(RUNS, changes, strict=True)
+    return [fit_step(root, name, f"flow/emoji_{name}", seed, **each) for name, each in names]
+
+
+def measure(root: Path, quick: bool = False, size: int = 32) -> Figures:
     """Evaluate a seed's runs of emoji_unet, emoji_dit and emoji_meanflow, and the loop of torchcfm for as long."""
-    data = Path(os.environ.get("ZOO_DATA", "data")) / DATA
+    data = data_folder() / DATA.format(size)
     train, held_out = read_samples(data / "train"), read_samples(data / "val")
     assert held_out.labels is not None
     labels = matching_labels(held_out.labels, 40 if quick else len(held_out))
@@ -130,4 +162,24 @@ def measure(root: Path, quick: bool = False) -> dict[str, float]:
     for count in FEW:
         for name, sampler in (("U-Net", unet), ("DiT", dit), ("MeanFlow", mean_flow)):
             evaluate(f"{name} {count}", sampler, count)
+    _show(root, unet, mean_flow, train, held_out)
     return values
+
+
+def _show(root: Path, unet: Sampler, mean_flow: Sampler, train: SampleSet, held_out: SampleSet) -> None:
+    """Write a picture for the gallery: of each class held-out images and samples, with the nearest training image."""
+    assert held_out.labels is not None
+    classes = sorted(set(held_out.labels))
+    labels = classes * SHOWN
+    rows = [np.flatnonzero(np.array(held_out.labels) == label)[draw] for draw in range(SHOWN) for label in classes]
+    _, seeds = sample_requests(len(labels), 0, unet.net.num_classes, None, EPOCH)
+    guided = unet.using(Solver("euler", STEPS), Guidance(GUIDANCE)).sample(labels, seeds)
+    pictures = {
+        "held-out images": held_out.images()[rows],
+        f"U-Net, {STEPS} steps, guidance {GUIDANCE:g}": guided,
+        "the nearest training image of each": nearest(guided, train.images()),
+        "MeanFlow, one step": mean_flow.using(Solver("euler", 1), UNGUIDED).sample(labels, seeds),
+    }
+    sheet = titled_rows([(title, to_pixels(each)) for title, each in pictures.items()])
+    (root / FOLDER).mkdir(exist_ok=True)
+    Image.fromarray(sheet).save(root / FOLDER / "samples.png")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -22,10 +22,6 @@ from zoo.runs.components import read_components
 from zoo.runs.load import load
 from zoo.runs.metrics_csv import read_metrics
 from zoo.runs.run_folder import find_config
-
-if TYPE_CHECKING:
-    pass
-
 
 METRIC = "val/mel_l1"
 ORIGINAL, TRAINED, UNTRAINED, GRIFFIN_LIM = "original", "trained", "untrained", "griffin-lim"
