@@ -17,7 +17,7 @@ from zoo.common.systems import recipe_root
 from zoo.runs.metrics_csv import read_metrics
 
 NAME, DATA = "hifigan/piper", "piper"  # ZOO_DATA/piper: scripts/prepare_piper.py
-STEPS = {"tuned": 100, "fresh": 400}
+STEPS, RATES = {"tuned": 150, "fresh": 300}, {"tuned": 5e-4, "fresh": 2e-3}  # batches, learning rates
 RATIO = f"{METRIC}: after {STEPS['tuned']} batches from the voice, to {STEPS['fresh']} from fresh weights"
 
 
@@ -29,6 +29,7 @@ def plan(root: Path, seed: int, quick: bool) -> Iterable[EvidenceStep]:
     keys = "trainer__max_steps", "trainer__val_check_interval", "checkpoints__every_n_steps"
     for name, steps in STEPS.items():
         changes = {"data__init_args__seed": seed, "model__init_args__generator": json.dumps(generator)}
+        changes["model__init_args__optimizer_g__init_args__lr"] = RATES[name]
         yield fit_step(root, name, "hifigan/demo", seed, **changes, **dict.fromkeys(keys, steps), **begun[name])
 
 
