@@ -29,7 +29,7 @@ import torch
 
 import zoo
 from scripts.bench.tools import cost_of, train_once
-from scripts.evidence.claims import CLAIMS, DEMOS
+from scripts.evidence.claims import CLAIMS, DEMOS, TRIED
 from scripts.evidence.demo import EACH, Claim, Demo, EvidenceStep, Figures, data_folder
 from scripts.evidence.gallery import FOLDER as GALLERY
 from zoo.common.atomic_files import write_atomic
@@ -308,6 +308,9 @@ def page(content: Mapping[str, Any]) -> str:
          f"**{each['verdict']}**" if each["verdict"].startswith(FAILED) else each["verdict"]]
         for each in sorted(claims, key=lambda each: not each["verdict"].startswith(FAILED))
     ]  # fmt: skip
+    failed = {each["demo"] for each in claims if each["verdict"].startswith(FAILED)}
+    if tried := [f"- {name}: {text}." for name, text in TRIED.items() if name in failed]:
+        lines += ["", "## What was tried on claims that failed", "", *tried]
     columns = ["demo", "claim", "threshold", "value", "seeds", "result"]
     return "\n".join([*lines, "", "## Claims, those that failed first", "", markdown_table(columns, rows)]) + "\n"
 
