@@ -111,12 +111,14 @@ def _plan_anymdp(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
     plain = {**shared, policy: "{init_args: {compressor: null}}"}
     whole = {**plain, f"{policy}__init_args__transformer__init_args__context": 400}
     short = {f"{data}__length": 100, f"{data}__windows__offset": "random", f"{data}__batch_size": 64}
+    keys = "trainer__max_steps", "trainer__val_check_interval", "checkpoints__every_n_steps"
+    longer = dict.fromkeys(keys, anymdp.STEPS)
     begun = {"init_from": root / "sliding", "init_from_min_matched": 0.4}  # the compressor is new
     return [
         EvidenceStep("histories", ["collect", str(root / "histories"), *source]),
         fit_step(root, "whole", recipe, seed, **whole),
-        fit_step(root, "sliding", recipe, seed, **plain, **short, **{f"{data}__epoch_items": 6400}),
-        fit_step(root, "cad", recipe, seed, **shared, **begun),
+        fit_step(root, "sliding", recipe, seed, **plain, **short, **longer, **{f"{data}__epoch_items": 6400}),
+        fit_step(root, "cad", recipe, seed, **shared, **begun, **longer),
     ]
 
 
@@ -222,7 +224,7 @@ DEMOS = {
         Demo("compressed_ad/demo_points", _plan_points, compressed_ad.measure_points, ("plain", "mixed")),
         Demo("compressed_ad/demo_lakes", _plan_lakes, compressed_ad.measure_lakes, ("plain", "mixed")),
         Demo("compressed_ad/anymdp", _plan_anymdp, compressed_ad.measure_anymdp,
-             ("whole", "cad", "sliding", "histories"), ("anymdp",)),
+             ("whole", "cad", "sliding", "histories"), ("anymdp",), redrawn=1),
         Demo("hifigan/demo", _plan_vocoder, hifigan.measure, ("run",), ("ljspeech",)),
         Demo("miipher/demo", _plan_restorer, miipher.measure, ("adapter", "pretrain", "finetune"),
              ("ljspeech", "noise", "rir"), redrawn=2),

@@ -49,6 +49,7 @@ ANYMDP_CLAIMS = (  # arm, figure, of what it is a share, title, statistic, at mo
     (CAD, _RISE, None, f"{CAD}: {_RISEN}", "every seed", None, 0.03),
     (FULL, "last", SOURCE, "twentieth episode, AD with the whole context to the source algorithm", "mean", None, 0.3),
     (CAD, "last", AD, "twentieth episode, CAD to AD at the same window", "mean", None, 1.0),
+    (CAD, "mean", AD, "all twenty episodes, CAD to AD at the same window", "every seed", None, 1.0),
     (CAD, ACTING, AD, "processor time of an acting step, CAD to AD at the same window", "every seed", 0.2, None),
     (CAD, CONTEXT_KIB, FULL, "memory of an agent's context, CAD to AD with all of it", "every seed", 0.35, None),
 )
