@@ -18,7 +18,7 @@ from zoo.runs.load import load
 
 NAME, DATA, HELD_OUT = "audiosr/sounds", "sounds", "held_out.txt"  # ZOO_DATA/sounds: scripts/prepare_evidence.sh
 SAMPLE_RATE, N_FFT, HOP_LENGTH = 44100, 2048, 512  # Hz, samples
-CUTOFFS_HZ = (4000, 8000, 12000)
+CUTOFFS_HZ, TRAINED_HZ, STEPS = (4000, 8000, 12000), [2000, 13000], 2000  # steps of the diffusion
 SHOWN, SHOWN_SECONDS, SHOWN_CUTOFF_HZ = ("loop_", "guit_"), 4.0, 8000.0  # in the gallery
 
 
@@ -28,19 +28,20 @@ def held_out_sounds() -> list[Path]:
 
 
 def plan(root: Path, seed: int, quick: bool) -> Iterable[EvidenceStep]:
-    """The three trainings of the demo at 44.1 kHz, of equally many frames."""
+    """The three trainings of the demo at 44.1 kHz, of equally many frames, the last a shorter one."""
     if (data_folder() / DATA).is_dir():  # otherwise only the recipe is asked for
         write_list(root / HELD_OUT, (path.name for path in held_out_sounds()))
-    data, features = "data__init_args", "model__init_args__features__init_args"
-    frames = {f"{features}__n_fft": N_FFT, f"{features}__hop_length": HOP_LENGTH}
-    mel = {f"model__init_args__mel__init_args__{key.rpartition('__')[2]}": value for key, value in frames.items()}
-    mel["model__init_args__mel__init_args__win_length"] = N_FFT
-    cutoffs = f"{data}__simulation__init_args__cutoff_hz", f"[{CUTOFFS_HZ[0] // 2}, {CUTOFFS_HZ[-1] + 1000}]"
+    data, model = "data__init_args", "model__init_args"
+    sizes = {"n_fft": N_FFT, "hop_length": HOP_LENGTH}
+    features = {f"{model}__features__init_args__{key}": value for key, value in sizes.items()}
+    mel = {f"{model}__mel__init_args__{key}": value for key, value in {**sizes, "win_length": N_FFT}.items()}
     grid = {f"{data}__split__samples": 2 * SAMPLE_RATE, f"{data}__split__cutoffs_hz": str(list(CUTOFFS_HZ))}
+    length, simulated = f"{data}__segment_samples", f"{data}__simulation__init_args__cutoff_hz"
+    shorter = {"trainer__max_steps": STEPS, "trainer__val_check_interval": STEPS}
     stages: list[dict[str, Any]] = [
-        {**frames, **grid, f"{data}__segment_samples": 40 * HOP_LENGTH},
-        {**mel, f"{data}__segment_samples": 32 * HOP_LENGTH},
-        {**frames, **grid, f"{data}__segment_samples": 80 * HOP_LENGTH, cutoffs[0]: cutoffs[1]},
+        {**features, **grid, length: 40 * HOP_LENGTH},
+        {**mel, length: 32 * HOP_LENGTH},
+        {**features, **grid, length: 80 * HOP_LENGTH, simulated: str(TRAINED_HZ), **shorter},
     ]
     shared = {f"{data}__root": data_folder() / DATA, f"{data}__sample_rate": SAMPLE_RATE}
     return fit_stages(root, seed, {**shared, f"{data}__split__val_list": root / HELD_OUT}, stages)
