@@ -3,7 +3,9 @@
 Debian's packages asterisk-core-sounds-{en,es,fr,it,ru}-{wav,g722} hold the same prompts for narrowband and wideband
 telephones. FOLDER gets them in time with each other, as AudioSR's data takes pairs: English prompts in
 `train/{low,high}`, a selection of each other language in `valid/{low,high}`. Pairs whose bands do not agree are left
-out. Needs `pip install 'zoo[evidence]'`.
+out. With `--versions N` one of eight English prompts is held out in `english/{low,high}`, and the others are written N
+times, all but the first with both bands filtered at random, as other voices and microphones might have them.
+Needs `pip install 'zoo[evidence]'`.
 """
 
 from __future__ import annotations
@@ -24,6 +26,16 @@ MAX_LAG = 80  # samples at 16 kHz
 MIN_SECONDS, MIN_CORRELATION = 0.3, 0.9
 TRAINED = "en"
 HELD_OUT, HELD_OUT_SECONDS = 16, (1.5, 6.0)  # prompts of each other language, evenly chosen of those of such lengths
+ENGLISH_EVERY = 8  # held out with `--versions`, of those of at least so many seconds
+OCTAVES, FILTER_DB, PEAK = (
+    (125, 250, 500, 1000, 2000, 4000, 8000),
+    3.0,
+    0.95,
+)  # Hz; deviation of a step of a random walk
+
+
+Pair = tuple[np.ndarray, np.ndarray]  # narrowband (T,), wideband (2 T,)
+Pairs = dict[Path, Pair]
 
 
 def align(narrow: np.ndarray, wide: np.ndarray) -> tuple[np.ndarray, float]:
@@ -43,7 +55,7 @@ def align(narrow: np.ndarray, wide: np.ndarray) -> tuple[np.ndarray, float]:
     return shifted, float(correlations[middle + lag]) / norm
 
 
-def read_pair(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
+def read_pair(path: Path) -> Pair | None:
     """Read a .g722 file and the .wav of its name: (T,) at 8 kHz, (2 T,) at 16 kHz; None where they do not agree."""
     from G722 import G722
 
@@ -56,11 +68,42 @@ def read_pair(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
     return (narrow[:size], wide[: 2 * size]) if correlation >= MIN_CORRELATION else None
 
 
+def vary(narrow: np.ndarray, wide: np.ndarray, rng: np.random.Generator) -> Pair:
+    """Filter a pair at random and at zero phase: gains walk from octave to octave; the result is scaled as one."""
+    gains, results = rng.normal(0, FILTER_DB, len(OCTAVES)).cumsum(), []
+    for audio, rate in ((narrow, NARROW), (wide, WIDE)):
+        octaves = np.log2(np.fft.rfftfreq(len(audio), 1 / rate).clip(OCTAVES[0]))
+        factors = 10 ** (np.interp(octaves, np.log2(OCTAVES), gains) / 20)
+        results.append(np.fft.irfft(np.fft.rfft(audio) * factors, len(audio)).astype(np.float32))
+    scale = np.float32(PEAK / max(float(np.abs(each).max()) for each in results))
+    return results[0] * scale, results[1] * scale
+
+
+def divide(pairs: Pairs, is_english: bool, hold_out: bool) -> dict[str, Pairs]:
+    """Divide a voice's pairs: English ones into `train` and, where asked for, `english`; of others some for `valid`."""
+    shortest, longest = (seconds * NARROW for seconds in HELD_OUT_SECONDS)
+    lengths = {path: len(narrow) for path, (narrow, _) in pairs.items()}
+    if is_english:
+        held_out = [path for path, length in lengths.items() if length >= shortest][::ENGLISH_EVERY] if hold_out else []
+        english = {"english": {path: pairs[path] for path in held_out}} if hold_out else {}
+        return {"train": {path: pair for path, pair in pairs.items() if path not in held_out}, **english}
+    usable = [path for path, length in lengths.items() if shortest <= length <= longest]
+    numbers = np.linspace(0, len(usable) - 1, min(HELD_OUT, len(usable))).astype(int)
+    return {"valid": {usable[number]: pairs[usable[number]] for number in numbers}}
+
+
+def write_pair(folder: Path, stem: str, pair: Pair) -> None:
+    """Write a pair of recordings as `{low,high}/STEM.wav`."""
+    for band, audio, rate in zip(("low", "high"), pair, (NARROW, WIDE), strict=True):
+        files.write(folder / band / f"{stem}.wav", audio, rate)
+
+
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--sounds", type=Path, default=Path("/usr/share/asterisk/sounds"))
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--versions", type=int, default=0, help="of each English prompt (default: itself alone)")
     arguments = parser.parse_args()
     if find_spec("G722") is None:
         parser.error("the package G722 is missing: pip install 'zoo[evidence]'")
@@ -69,18 +112,15 @@ def main() -> None:
     for voice in sorted(arguments.sounds.iterdir()):
         paths = [path for path in sorted(voice.rglob("*.g722")) if path.with_suffix(".wav").is_file()]
         pairs = {path: pair for path in paths if (pair := read_pair(path)) is not None}
-        part = "train" if voice.name.startswith(TRAINED) else "valid"
-        if part == "valid":
-            low, high = (seconds * NARROW for seconds in HELD_OUT_SECONDS)
-            usable = [path for path, (narrow, _) in pairs.items() if low <= len(narrow) <= high]
-            pairs = {usable[int(number)]: pairs[usable[int(number)]]
-                     for number in np.linspace(0, len(usable) - 1, min(HELD_OUT, len(usable)))}  # fmt: skip
-        for path, (narrow, wide) in pairs.items():
-            name = f"{voice.name[:2]}_{'_'.join(path.relative_to(voice).with_suffix('.wav').parts)}"
-            files.write(arguments.output / part / "low" / name, narrow, NARROW)
-            files.write(arguments.output / part / "high" / name, wide, WIDE)
-        minutes = sum(len(narrow) for narrow, _ in pairs.values()) / NARROW / 60
-        print(f"{voice.name}: {len(pairs)} of {len(paths)} prompts, {minutes:.1f} minutes, in {part}")
+        rng = np.random.default_rng(0)
+        for part, chosen in divide(pairs, voice.name.startswith(TRAINED), bool(arguments.versions)).items():
+            for path, pair in chosen.items():
+                stem = f"{voice.name[:2]}_{'_'.join(path.relative_to(voice).with_suffix('').parts)}"
+                write_pair(arguments.output / part, stem, pair)
+                for number in range(1, arguments.versions if part == "train" else 1):
+                    write_pair(arguments.output / part, f"{stem}_{number}", vary(*pair, rng))
+            minutes = sum(len(narrow) for narrow, _ in chosen.values()) / NARROW / 60
+            print(f"{voice.name}: {len(chosen)} of {len(paths)} prompts, {minutes:.1f} minutes, in {part}")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ unpack_sounds() { # --output FOLDER: Sonic Pi's samples (CC0)
 write smollm2 python scripts/prepare_smollm2.py
 write whisper python scripts/prepare_whisper.py
 write asterisk python scripts/prepare_asterisk.py
+write asterisk_varied python scripts/prepare_asterisk.py --versions 4
 write sounds unpack_sounds
 write noto_emoji_32 python scripts/prepare_noto_emoji.py
 write noto_emoji_64 python scripts/prepare_noto_emoji.py --size 64

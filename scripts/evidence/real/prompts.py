@@ -1,6 +1,7 @@
 """AudioSR on real telephone pairs: prompts at 8 kHz and as wideband, trained on English, judged on other languages.
 
-A part of the English prompts is held out for word error rates, to Whisper's transcripts of the wideband recordings.
+All English prompts are of one voice, so that each is also trained on with other spectra. One of eight is held out for
+word error rates, to Whisper's transcripts of the wideband recordings.
 """
 
 from __future__ import annotations
@@ -20,38 +21,21 @@ from zoo.audiosr.evaluation.evaluate import CEILING, LINEAR, NOISE, RESTORED, Ev
 from zoo.audiosr.inference.restore import Restorer
 from zoo.runs.load import load
 
-NAME, DATA, WHISPER = "audiosr/prompts", "asterisk", "whisper"  # ZOO_DATA/asterisk: scripts/prepare_asterisk.py
+NAME, DATA, WHISPER = "audiosr/prompts", "asterisk_varied", "whisper"  # of ZOO_DATA: scripts/prepare_evidence.sh
 LANGUAGES = {"es": "Spanish", "fr": "French", "it": "Italian", "ru": "Russian"}
-SAMPLE_RATE = 16000  # Hz
-TRAINED, WER_GAIN = "train.txt", "WER: gain on the input"
-HELD_OUT_EVERY, HELD_OUT_SECONDS = 8, 1.5  # English prompts of at least so long
+SAMPLE_RATE, STEPS = 16000, 3000  # Hz; steps of the diffusion
+WER_GAIN = "WER: gain on the input"
 DRAWS = 1000  # of a bootstrap over prompts
 SHOWN, SHOWN_SECONDS = ("es", "fr"), 3.0  # languages in the gallery
-
-
-def held_out_prompts() -> list[Path]:
-    """The English prompts (wideband) that no training sees."""
-    paths = files.find_audio_files(data_folder() / DATA / "train" / "high")
-    headers = ((path, files.info(path)) for path in paths)
-    return [path for path, each in headers if each.samples >= HELD_OUT_SECONDS * each.sample_rate][::HELD_OUT_EVERY]
 
 
 def plan(root: Path, seed: int, quick: bool) -> Iterable[EvidenceStep]:
     """Autoencoder and vocoder on the wideband prompts, the diffusion on the pairs."""
     data = data_folder() / DATA
-    if data.is_dir():  # otherwise only the recipe is asked for
-        names = {path.name for path in files.find_audio_files(data / "train" / "high")}
-        write_list(root / TRAINED, sorted(names - {path.name for path in held_out_prompts()}))
+    steps = {"trainer__max_steps": STEPS, "trainer__val_check_interval": STEPS}
     vocoder = {"data__init_args__root": data / "train" / "high", "data__init_args__split__val_list": "null"}
-    stages: list[dict[str, Any]] = [{}, vocoder, {"data__init_args__mode": "paired"}]
-    shared = {"data__init_args__root": data, "data__init_args__split__train_list": root / TRAINED}
-    return fit_stages(root, seed, shared, stages)
-
-
-def write_list(path: Path, names: Iterable[str]) -> None:
-    """Write a file list, as data of audio takes it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    stages: list[dict[str, Any]] = [{}, vocoder, {"data__init_args__mode": "paired", **steps}]
+    return fit_stages(root, seed, {"data__init_args__root": data}, stages)
 
 
 def fit_stages(
@@ -78,7 +62,7 @@ def measure(root: Path, quick: bool = False) -> Figures:
     restorer = load(root / audiosr.STAGES[-1])
     assert isinstance(restorer, Restorer)
     _show(root, restorer)
-    return figures | measure_words(restorer, held_out_prompts()[:: 8 if quick else 1])
+    return figures | measure_words(restorer, 8 if quick else 1)
 
 
 def distances(run: Path) -> dict[str, dict[str, float]]:
@@ -105,15 +89,15 @@ def compare(group: str, values: Mapping[str, Mapping[str, float]], names: Sequen
     return figures
 
 
-def measure_words(restorer: Restorer, prompts: Iterable[Path]) -> Figures:
-    """Word error rates of English prompts to the transcript of the wideband recording, before and after restoring.
+def measure_words(restorer: Restorer, every: int = 1) -> Figures:
+    """Word error rates of held-out English prompts, before and after, to transcripts of the wideband recordings.
 
     The gain is the input's rate less the restored prompts', with 95 % of a bootstrap over prompts.
     """
-    asr = ASR(str(data_folder() / WHISPER))
+    asr, folder = ASR(str(data_folder() / WHISPER)), data_folder() / DATA / "english"
     rows = []
-    for path in prompts:
-        low, high = (files.read_mono(path.parents[1] / band / path.name, SAMPLE_RATE) for band in ("low", "high"))
+    for path in files.find_audio_files(folder / "high")[::every]:
+        low, high = (files.read_mono(each, SAMPLE_RATE) for each in (folder / "low" / path.name, path))
         if normalize_text(text := asr.transcribe(high)):
             before, after = (asr(audio, None, text) for audio in (low, restorer(low, SAMPLE_RATE)))
             rows.append([before["wer"] * before["words"], after["wer"] * after["words"], before["words"]])

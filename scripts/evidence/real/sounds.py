@@ -9,7 +9,7 @@ from typing import Any
 from scripts.evidence import audiosr
 from scripts.evidence.demo import EACH, Claim, Demo, EvidenceStep, Figures, data_folder
 from scripts.evidence.gallery import save_sounds
-from scripts.evidence.real.prompts import compare, distances, fit_stages, write_list
+from scripts.evidence.real.prompts import compare, distances, fit_stages
 from zoo.audio.io import files
 from zoo.audiosr.data.simulate import lowpass
 from zoo.audiosr.evaluation.evaluate import LINEAR, NOISE, RESTORED
@@ -30,7 +30,8 @@ def held_out_sounds() -> list[Path]:
 def plan(root: Path, seed: int, quick: bool) -> Iterable[EvidenceStep]:
     """The three trainings of the demo at 44.1 kHz, of equally many frames, the last a shorter one."""
     if (data_folder() / DATA).is_dir():  # otherwise only the recipe is asked for
-        write_list(root / HELD_OUT, (path.name for path in held_out_sounds()))
+        root.mkdir(parents=True, exist_ok=True)
+        (root / HELD_OUT).write_text("".join(f"{path.name}\n" for path in held_out_sounds()), encoding="utf-8")
     data, model = "data__init_args", "model__init_args"
     sizes = {"n_fft": N_FFT, "hop_length": HOP_LENGTH}
     features = {f"{model}__features__init_args__{key}": value for key, value in sizes.items()}
