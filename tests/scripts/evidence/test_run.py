@@ -15,7 +15,7 @@ import pytest
 
 from scripts.bench.tools import train_once
 from scripts.evidence import run as evidence
-from scripts.evidence.claims import CLAIMS, DEMOS
+from scripts.evidence.claims import CLAIMS, DEMOS, TRIED
 from scripts.evidence.demo import EACH, MEAN, MEDIAN, Claim, Demo, EvidenceStep, data_folder
 from tests.harness import REPOSITORY, TOY_FIT, callback, environment, record
 from zoo.audio.io import files
@@ -97,6 +97,13 @@ def test_the_page_names_first_what_failed(tmp_path: Path) -> None:
     assert "6 CPU-minutes" in first and str(tmp_path) not in page
     assert f"- `zoo` at abc1234 (commits abc1234): hifigan/demo {seeds[0]}; audiosr/demo " in first
     assert json.loads((tmp_path / evidence.REPORT).read_text())["seeds"] == seeds
+
+
+def test_what_was_tried_is_said_of_each_published_claim_that_failed() -> None:
+    content = json.loads(evidence.DOCUMENT.with_suffix(".json").read_text(encoding="utf-8"))
+    failed = {each["demo"] for each in content["claims"] if each["verdict"].startswith(evidence.FAILED)}
+    assert failed <= TRIED.keys() <= DEMOS.keys()
+    assert all(f"- {name}: {TRIED[name]}." in evidence.page(content) for name in failed)
 
 
 def test_every_threshold_belongs_to_a_demo_and_every_unit_to_a_recipe(
