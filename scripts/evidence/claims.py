@@ -367,7 +367,8 @@ TRIED = {
     "compressed_ad/anymdp": "CAD for 250 batches (0.42 of AD in the twentieth episode), now 1,000: it is ahead of AD "
     "until its window is compressed for the first time, in the sixth episode; no pre-training of the compressor",
     "audiosr/prompts": "English prompts with filters of other voices (without them 1.02 and 1.17 of shaped noise in "
-    "French and Russian); one step of DDIM; in the development run bands of other voices were 4 to 9 dB too quiet",
+    "French and Russian); one step of DDIM; in the development run bands of other voices were 4 to 9 dB too quiet. "
+    "The word error is of two words in 305",
     "audiosr/sounds": "one recipe: autoencoder and vocoder alone, the ceiling, are farther from the recording than "
     "shaped noise, so that both have to be trained for longer first",
     "miipher/demo": "a larger backbone: better, not enough; the vocoder is not what costs it",
