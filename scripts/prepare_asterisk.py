@@ -27,12 +27,8 @@ MIN_SECONDS, MIN_CORRELATION = 0.3, 0.9
 TRAINED = "en"
 HELD_OUT, HELD_OUT_SECONDS = 16, (1.5, 6.0)  # prompts of each other language, evenly chosen of those of such lengths
 ENGLISH_EVERY = 8  # held out with `--versions`, of those of at least so many seconds
-OCTAVES, FILTER_DB, PEAK = (
-    (125, 250, 500, 1000, 2000, 4000, 8000),
-    3.0,
-    0.95,
-)  # Hz; deviation of a step of a random walk
-
+OCTAVES = 125, 250, 500, 1000, 2000, 4000, 8000  # Hz
+FILTER_DB, PEAK = 3.0, 0.95  # deviation from one octave to the next; of a filtered pair
 
 Pair = tuple[np.ndarray, np.ndarray]  # narrowband (T,), wideband (2 T,)
 Pairs = dict[Path, Pair]

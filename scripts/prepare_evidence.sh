@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Install and write what scripts/evidence/run.py needs, below ZOO_DATA (default data), in a clone: scripts/prepare_evidence.sh
 # What is there already stays. Your own part: ljspeech/ (LJSpeech, 26 clips suffice), noise/, rir/ (recordings) and gsm8k/
-# (train.jsonl, test.jsonl). Debian's packages are installed as root, and npm fetches one; elsewhere see the help of each scripts/prepare_*.py.
+# (train.jsonl, test.jsonl). Debian's packages are installed as root (elsewhere see the help of each scripts/prepare_*.py);
+# the sounds need npm.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 data=${ZOO_DATA:-data}

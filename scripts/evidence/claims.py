@@ -19,19 +19,13 @@ from scripts.evidence import (
     hifigan,
     miipher,
 )
-from scripts.evidence.demo import EACH, MEAN, MEDIAN, Claim, Demo, EvidenceStep, Figures, fit_step
+from scripts.evidence.demo import EACH, MEAN, MEDIAN, Claim, Demo, EvidenceStep, Figures, fit_step, lasting
 from scripts.evidence.real import gsm8k, piper, prompts, sounds, vocoders, whisper
 from zoo.common.configs import load_recipe
 from zoo.common.systems import recipe_root
 
-REAL = (
-    gsm8k,
-    prompts,
-    sounds,
-    piper,
-    vocoders,
-    whisper,
-)  # on real weights or recordings; each with its DEMO and CLAIMS
+# on real weights or recordings; each with its DEMO and CLAIMS
+REAL = gsm8k, prompts, sounds, piper, vocoders, whisper
 
 
 def _plan_rooms(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
@@ -111,8 +105,7 @@ def _plan_anymdp(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
     plain = {**shared, policy: "{init_args: {compressor: null}}"}
     whole = {**plain, f"{policy}__init_args__transformer__init_args__context": 400}
     short = {f"{data}__length": 100, f"{data}__windows__offset": "random", f"{data}__batch_size": 64}
-    keys = "trainer__max_steps", "trainer__val_check_interval", "checkpoints__every_n_steps"
-    longer = dict.fromkeys(keys, anymdp.STEPS)
+    longer = lasting(anymdp.STEPS)
     begun = {"init_from": root / "sliding", "init_from_min_matched": 0.4}  # the compressor is new
     return [
         EvidenceStep("histories", ["collect", str(root / "histories"), *source]),
@@ -366,9 +359,9 @@ TRIED = {
     "compressed_ad/demo_chain": "pre-training of 400 batches: 0.005 below the threshold, three seeds",
     "compressed_ad/anymdp": "CAD for 250 batches (0.42 of AD in the twentieth episode), now 1,000: it is ahead of AD "
     "until its window is compressed for the first time, in the sixth episode; no pre-training of the compressor",
-    "audiosr/prompts": "English prompts with filters of other voices (without them 1.02 and 1.17 of shaped noise in "
-    "French and Russian); one step of DDIM; in the development run bands of other voices were 4 to 9 dB too quiet. "
-    "The word error is of two words in 305",
+    "audiosr/prompts": "English prompts filtered at random as well (without them 1.02 and 1.17 of shaped noise in "
+    "French and Russian); one step of DDIM; in the development run bands of other voices were 4 to 9 dB too quiet. Word "
+    "errors: some words of 305",
     "audiosr/sounds": "one recipe: autoencoder and vocoder alone, the ceiling, are farther from the recording than "
     "shaped noise, so that both have to be trained for longer first",
     "miipher/demo": "a larger backbone: better, not enough; the vocoder is not what costs it",

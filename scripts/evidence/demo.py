@@ -115,6 +115,11 @@ def fit_step(root: Path, name: str, recipe: str, seed: int, **changes: Any) -> E
     )
 
 
+def lasting(steps: int) -> dict[str, int]:
+    """Changes of a training to so many steps, validated and kept at its end."""
+    return dict.fromkeys(("trainer__max_steps", "trainer__val_check_interval", "checkpoints__every_n_steps"), steps)
+
+
 def data_folder() -> Path:
     """The folder of recordings, weights and data sets: ZOO_DATA, or `data`."""
     return Path(os.environ.get("ZOO_DATA", "data")).absolute()

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from scripts.evidence.curves import read_curve
-from scripts.evidence.demo import EACH, Claim, Demo, EvidenceStep, Figures, data_folder, fit_step
+from scripts.evidence.demo import EACH, Claim, Demo, EvidenceStep, Figures, data_folder, fit_step, lasting
 from scripts.evidence.hifigan import METRIC
 from zoo.common.configs import load_recipe
 from zoo.common.systems import recipe_root
@@ -26,11 +26,10 @@ def plan(root: Path, seed: int, quick: bool) -> Iterable[EvidenceStep]:
     generator = load_recipe(recipe_root() / "hifigan" / "v3.yaml")["model"]["init_args"]["generator"]
     generator["init_args"]["in_channels"] = 80
     begun = {"tuned": {"init_from": data_folder() / DATA / "g_00000000"}, "fresh": {}}
-    keys = "trainer__max_steps", "trainer__val_check_interval", "checkpoints__every_n_steps"
     for name, steps in STEPS.items():
         changes = {"data__init_args__seed": seed, "model__init_args__generator": json.dumps(generator)}
         changes["model__init_args__optimizer_g__init_args__lr"] = RATES[name]
-        yield fit_step(root, name, "hifigan/demo", seed, **changes, **dict.fromkeys(keys, steps), **begun[name])
+        yield fit_step(root, name, "hifigan/demo", seed, **changes, **lasting(steps), **begun[name])
 
 
 def measure(root: Path, quick: bool = False) -> Figures:

@@ -19,6 +19,7 @@ from zoo.audio.evaluation.asr import ASR, normalize_text
 from zoo.audio.io import files
 from zoo.audiosr.evaluation.evaluate import CEILING, LINEAR, NOISE, RESTORED, EvaluationOptions, evaluate
 from zoo.audiosr.inference.restore import Restorer
+from zoo.common.statistics import bootstrap_mean
 from zoo.runs.load import load
 
 NAME, DATA, WHISPER = "audiosr/prompts", "asterisk_varied", "whisper"  # of ZOO_DATA: scripts/prepare_evidence.sh
@@ -92,8 +93,8 @@ def compare(group: str, values: Mapping[str, Mapping[str, float]], names: Sequen
 def measure_words(restorer: Restorer, every: int = 1) -> Figures:
     """Word error rates of held-out English prompts, before and after, to transcripts of the wideband recordings.
 
-    A prompt's errors count up to its words: where Whisper falls into a loop it writes hundreds. The gain is the input's
-    rate less the restored prompts', with 95 % of a bootstrap over prompts.
+    A prompt's errors count up to its words: where Whisper falls into a loop it writes hundreds. Each with 95 % of a
+    bootstrap over prompts.
     """
     asr, folder = ASR(str(data_folder() / WHISPER)), data_folder() / DATA / "english"
     rows = []
@@ -101,14 +102,13 @@ def measure_words(restorer: Restorer, every: int = 1) -> Figures:
         low, high = (files.read_mono(each, SAMPLE_RATE) for each in (folder / "low" / path.name, path))
         if normalize_text(text := asr.transcribe(high)):
             before, after = (asr(audio, None, text) for audio in (low, restorer(low, SAMPLE_RATE)))
-            rows.append([min(each["wer"], 1.0) * each["words"] for each in (before, after)] + [before["words"]])
-    errors = np.array(rows)  # (prompts, 3): errors of the input and of the restored prompt, words
-    draws = errors[np.random.default_rng(0).integers(len(errors), size=(DRAWS, len(errors)))].sum(1)
-    gains = (draws[:, 0] - draws[:, 1]) / draws[:, 2]
-    before, after, words = errors.sum(0)
-    figures = {"WER: input": before / words, "WER: restored": after / words, WER_GAIN: (before - after) / words}
-    figures[f"{WER_GAIN}: low"], figures[f"{WER_GAIN}: high"] = np.quantile(gains, (0.025, 0.975))
-    return {name: float(value) for name, value in figures.items()}
+            rows.append((min(before["wer"], 1.0), min(after["wer"], 1.0), before["words"]))
+    before, after, words = np.array(rows).T
+    figures: Figures = {}
+    for name, values in (("WER: input", before), ("WER: restored", after), (WER_GAIN, before - after)):
+        interval = bootstrap_mean(values, words)
+        figures |= {f"{name}{end}": value for end, value in zip(("", ": low", ": high"), interval, strict=True)}
+    return figures
 
 
 def _show(root: Path, restorer: Restorer) -> None:

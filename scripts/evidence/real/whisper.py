@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torchaudio.transforms import MelSpectrogram
 
-from scripts.evidence.demo import EACH, Claim, Demo, EvidenceStep, Figures, data_folder, fit_step
+from scripts.evidence.demo import EACH, Claim, Demo, EvidenceStep, Figures, data_folder, fit_step, lasting
 from scripts.evidence.gallery import save_sounds
 from zoo.audio.augment.degrade import DegradationRanges, Degrader
 from zoo.audio.augment.rooms import load_rirs
@@ -98,15 +98,11 @@ def plan(root: Path, seed: int, quick: bool) -> Iterable[EvidenceStep]:
     vocoder |= {f"{generator}__{key}": value for key, value in sizes.items()}
     rate = "model__init_args__optimizer_g__init_args__lr"
     both = f"[{root / 'adapter'}, {root / 'pretrain'}]"
-    yield fit_step(root, "adapter", "miipher/demo_adapter", seed, **degraded, **_steps(500))
-    yield fit_step(root, "pretrain", "miipher/demo_pretrain", seed, **shared, **plain, **vocoder, **_steps(300),
+    yield fit_step(root, "adapter", "miipher/demo_adapter", seed, **degraded, **lasting(500))
+    yield fit_step(root, "pretrain", "miipher/demo_pretrain", seed, **shared, **plain, **vocoder, **lasting(300),
                    **{rate: 2e-3}, model__init_args__least_squares=4)  # fmt: skip
-    yield fit_step(root, "finetune", "miipher/demo_finetune", seed, **degraded, **vocoder, **_steps(600),
+    yield fit_step(root, "finetune", "miipher/demo_finetune", seed, **degraded, **vocoder, **lasting(600),
                    **{rate: 1e-3}, init_from=both)  # fmt: skip
-
-
-def _steps(count: int) -> dict[str, Any]:
-    return {"trainer__max_steps": count, "trainer__val_check_interval": count, "checkpoints__every_n_steps": count}
 
 
 @dataclass(frozen=True)
