@@ -360,8 +360,7 @@ TRIED = {
     "compressed_ad/anymdp": "CAD for 250 batches (0.42 of AD in the twentieth episode), now 1,000: it is ahead of AD "
     "until its window is compressed for the first time, in the sixth episode; no pre-training of the compressor",
     "audiosr/prompts": "English prompts filtered at random as well (without them 1.02 and 1.17 of shaped noise in "
-    "French and Russian); one step of DDIM; in the development run bands of other voices were 4 to 9 dB too quiet. Word "
-    "errors: some words of 305",
+    "French and Russian); one step of DDIM; in the development run bands of other voices were 4 to 9 dB too quiet",
     "audiosr/sounds": "one recipe: autoencoder and vocoder alone, the ceiling, are farther from the recording than "
     "shaped noise, so that both have to be trained for longer first",
     "miipher/demo": "a larger backbone: better, not enough; the vocoder is not what costs it",
