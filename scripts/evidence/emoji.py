@@ -14,16 +14,18 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from scipy.stats import bootstrap
 from torch import Tensor, nn
 
 from scripts.evidence.demo import EvidenceStep, Figures, data_folder, fit_step
-from scripts.evidence.flow import EPOCH, UNGUIDED, Digits, figures_of
+from scripts.evidence.flow import EPOCH, UNGUIDED, Digits
 from scripts.evidence.gallery import FOLDER
 from zoo.common.configs import load_yaml
 from zoo.common.tensors import seeded_rng
 from zoo.flow.evaluation.comparison import METRICS, Comparison
 from zoo.flow.evaluation.features import ClassifierFeatures
-from zoo.flow.evaluation.samples import SampleSet, matching_labels, read_samples
+from zoo.flow.evaluation.metrics import Moments, frechet_distance
+from zoo.flow.evaluation.samples import SampleSet, matching_labels, quantise_samples, read_samples
 from zoo.flow.inference.requests import load_sampler, sample_requests
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.nets.unet import UNet
@@ -34,6 +36,7 @@ from zoo.runs.run_folder import find_config
 
 DATA, RUNS, FLOOR = "noto_emoji_{}", ("unet", "dit", "meanflow"), "Fréchet to the floor's"  # of so many pixels
 STEPS, GUIDANCE, FEW = 10, 2.0, (1, 2, 4)  # of Euler
+RESAMPLES = 200
 SHOWN = 2  # images of a class in the gallery
 LARGE_STEPS = (280, 2400, 940)  # of the trainings at 64 x 64 pixels
 LARGE_CLAIMS = (  # at 64 x 64 pixels; figure, what it is a share of, title, at most
@@ -121,6 +124,18 @@ def train_by_torchcfm(run: Path, train: SampleSet, seconds: float, seed: int) ->
     return sampler
 
 
+def standard_error(features: Tensor, moments: Moments) -> float:
+    """Return the bootstrap's standard error of the Fréchet distance of samples, (N, D), to the reference's moments.
+
+    An interval comes of it: that of percentiles is too high, since samples drawn twice make the distance larger.
+    """
+    result = bootstrap(
+        (np.arange(len(features)),), lambda rows: frechet_distance(features[rows], moments), n_resamples=RESAMPLES,
+        vectorized=False, method="percentile", rng=np.random.default_rng(0),
+    )  # fmt: skip
+    return float(result.standard_error)
+
+
 def plan(root: Path, seed: int, quick: bool, size: int = 32) -> list[EvidenceStep]:
     """U-Net, transformer and MeanFlow at equal processor time, the last with the transformer's weights."""
     changes: list[dict[str, Any]] = [{}, {}, {"init_from": root / RUNS[1]}]
@@ -150,8 +165,15 @@ def measure(root: Path, quick: bool = False, size: int = 32) -> Figures:
     plain = train_by_torchcfm(root / RUNS[0], train, 1 if quick else values["CPU seconds, unet"], int(root.name))
 
     def evaluate(name: str, sampler: Sampler, count: int, scale: float = 1.0) -> None:
-        figures = figures_of(sampler, images, Solver("euler", count), scale)
+        _, seeds = sample_requests(len(labels), 0, sampler.net.num_classes, None, EPOCH)
+        drawn = sampler.using(Solver("euler", count), Guidance(scale)).sample(labels, seeds)
+        samples = quantise_samples(drawn, labels)
+        features = images.comparison.features(samples)
+        figures = images.comparison.figures(samples, features)
         values[f"{name}: {FLOOR}"] = figures["frechet"] / floor["frechet"]
+        half = 1.96 * standard_error(features, images.comparison.moments)  # of a 95 % interval
+        values[f"{name}: {FLOOR}: low"] = (figures["frechet"] - half) / floor["frechet"]
+        values[f"{name}: {FLOOR}: high"] = (figures["frechet"] + half) / floor["frechet"]
         values[f"{name}: accuracy to held-out images'"] = figures["accuracy"] / accuracy
         values.update({f"{name}: {key}": figures[key] for key in ("accuracy", "std_ratio", "nearest_ratio")})
 
