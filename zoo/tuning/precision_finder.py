@@ -26,6 +26,11 @@ class Measurement(L.Callback):
         self.losses: list[float] = []
         self.gradient = torch.empty(0)
 
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Forget the peak of an earlier precision."""
+        if pl_module.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(pl_module.device)
+
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
         """Note a loss."""
         self.losses.append(float(unscaled(trainer, loss)))
@@ -71,10 +76,8 @@ def measure_precision(fit: tuple[str, ...], precision: str, steps: int) -> tuple
     with trial(fit, precision=precision) as cli:
         measurement, cost = Measurement(), StepCost(steps * cli.trainer.accumulate_grad_batches)
         cli.trainer.callbacks += [measurement, cost]  # type: ignore[attr-defined]
-        device = cli.trainer.strategy.root_device
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
         train(cli)
+        device = cli.trainer.strategy.root_device
         is_cuda = device.type == "cuda"
         memory = peak_memory_bytes(device) if is_cuda else cost.state_bytes + cost.activation_bytes
         return measurement, cost.step_seconds, memory
