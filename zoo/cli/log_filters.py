@@ -36,6 +36,8 @@ WARNINGS = {
 MESSAGES = {
     "litlogger|litmodels": "an advertisement",
     "^(GPU|TPU|HPU|IPU) available": "the line of the devices says so",
+    r"Automatic Mixed Precision \(AMP\)$": "the line of the precision says so",
+    "has Tensor Cores": "no recipe has a key for the precision of float32 products; bf16 is the way",
     "^LOCAL_RANK: ": "the lines of the devices say so",
     "^Initializing distributed|^-+\ndistributed_backend=": "the line of the processes says so",
     "`max_(steps|epochs)=.*` reached": "the summary at the end says so",
