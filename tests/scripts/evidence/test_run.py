@@ -106,6 +106,12 @@ def test_what_was_tried_is_said_of_each_published_claim_that_failed() -> None:
     assert all(f"- {name}: {TRIED[name]}." in evidence.page(content) for name in failed)
 
 
+def test_the_readme_states_how_many_published_claims_pass() -> None:
+    claims = json.loads(evidence.DOCUMENT.with_suffix(".json").read_text(encoding="utf-8"))["claims"]
+    passed = sum(each["verdict"].startswith(evidence.PASSED) for each in claims)
+    assert f"{passed} of {len(claims)} claims pass" in (REPOSITORY / "README.md").read_text(encoding="utf-8")
+
+
 def test_every_threshold_belongs_to_a_demo_and_every_unit_to_a_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
