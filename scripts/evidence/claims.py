@@ -357,7 +357,6 @@ TRIED = {
     "ci_llm/demo": "another rounding of the backbone's training moved the mean from 0.98 to 1.06: both are level",
     "ci_llm/crowds": "agents parted by first weights, order, data, prompts and a diversity term; on reversals all but "
     "those of parts of the data end at 0.001 to 0.05 nats, where ratios are chance",
-    "compressed_ad/demo_chain": "pre-training of 400 batches (0.005 below the threshold), now 800",
     "compressed_ad/anymdp": "CAD for 250 batches (0.42 of AD in the twentieth episode), now 1,000: it is ahead of AD "
     "until its window is compressed for the first time, in the sixth episode; no pre-training of the compressor",
     "audiosr/prompts": "English prompts filtered at random as well (without them 1.02 and 1.17 of shaped noise in "
