@@ -166,8 +166,8 @@ def measure(root: Path, quick: bool = False, size: int = 32) -> Figures:
 
     def evaluate(name: str, sampler: Sampler, count: int, scale: float = 1.0) -> None:
         _, seeds = sample_requests(len(labels), 0, sampler.net.num_classes, None, EPOCH)
-        drawn = sampler.using(Solver("euler", count), Guidance(scale)).sample(labels, seeds)
-        samples = quantise_samples(drawn, labels)
+        pixels = sampler.using(Solver("euler", count), Guidance(scale)).sample(labels, seeds)
+        samples = quantise_samples(pixels, labels)
         features = images.comparison.features(samples)
         figures = images.comparison.figures(samples, features)
         values[f"{name}: {FLOOR}"] = figures["frechet"] / floor["frechet"]

@@ -65,9 +65,9 @@ def test_validation_is_that_of_the_cpu(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", SMOKE)
 def test_resumed_run_is_the_uninterrupted_one(recipe: str) -> None:
     options = (*FLOAT32, "--trainer.deterministic=warn")
-    whole, part = fit(recipe, 6, *options), fit(recipe, 3, *options)
-    assert main(["fit", "--ckpt_path", str(part), "--trainer.max_steps=6"]) == 0
-    assert_equal_runs(part, whole)
+    reference, resumed = fit(recipe, 6, *options), fit(recipe, 3, *options)
+    assert main(["fit", "--ckpt_path", str(resumed), "--trainer.max_steps=6"]) == 0
+    assert_equal_runs(resumed, reference)
 
 
 @pytest.mark.parametrize("recipe", [name for name in SMOKE if not name.startswith("ci_llm/")])  # it has no such option
