@@ -18,14 +18,14 @@ from scipy.stats import bootstrap
 from torch import Tensor, nn
 
 from scripts.evidence.demo import EvidenceStep, Figures, data_folder, fit_step
-from scripts.evidence.flow import EPOCH, UNGUIDED, Digits
+from scripts.evidence.flow import EPOCH, UNGUIDED, Digits, draw_samples
 from scripts.evidence.gallery import FOLDER
 from zoo.common.configs import load_yaml
 from zoo.common.tensors import seeded_rng
 from zoo.flow.evaluation.comparison import METRICS, Comparison
 from zoo.flow.evaluation.features import ClassifierFeatures
 from zoo.flow.evaluation.metrics import Moments, frechet_distance
-from zoo.flow.evaluation.samples import SampleSet, matching_labels, quantise_samples, read_samples
+from zoo.flow.evaluation.samples import SampleSet, matching_labels, read_samples
 from zoo.flow.inference.requests import load_sampler, sample_requests
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.nets.unet import UNet
@@ -165,9 +165,7 @@ def measure(root: Path, quick: bool = False, size: int = 32) -> Figures:
     plain = train_by_torchcfm(root / RUNS[0], train, 1 if quick else values["CPU seconds, unet"], int(root.name))
 
     def evaluate(name: str, sampler: Sampler, count: int, scale: float = 1.0) -> None:
-        _, seeds = sample_requests(len(labels), 0, sampler.net.num_classes, None, EPOCH)
-        pixels = sampler.using(Solver("euler", count), Guidance(scale)).sample(labels, seeds)
-        samples = quantise_samples(pixels, labels)
+        samples = draw_samples(sampler, labels, Solver("euler", count), scale)
         features = images.comparison.features(samples)
         figures = images.comparison.figures(samples, features)
         values[f"{name}: {FLOOR}"] = figures["frechet"] / floor["frechet"]

@@ -18,7 +18,7 @@ from zoo.flow.evaluation.comparison import METRICS, Comparison
 from zoo.flow.evaluation.digits_classifier import train_digits_classifier
 from zoo.flow.evaluation.metrics import chamfer
 from zoo.flow.evaluation.references import REFERENCE_SEED
-from zoo.flow.evaluation.samples import SampleSet, matching_labels, read_digits
+from zoo.flow.evaluation.samples import SampleSet, matching_labels, quantise_samples, read_digits
 from zoo.flow.inference.requests import load_sampler, sample_requests
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.process.guidance import Guidance
@@ -106,12 +106,14 @@ def digits_of(run: Path, cache: Path | None = Path("runs/cache"), quick: bool = 
 
 def figures_of(sampler: Sampler, digits: Digits, solver: Solver, scale: float = 1.0) -> dict[str, float]:
     """Figures of a run's samples, averaged over sets of them."""
-    chosen = sampler.using(solver, Guidance(scale))
-    figures = []
-    for draw in range(digits.draws):
-        _, seeds = sample_requests(len(digits.labels), draw, sampler.net.num_classes, None, EPOCH)
-        figures.append(digits.comparison(chosen.sample(digits.labels, seeds), digits.labels))
-    return _mean(figures)
+    sets = [draw_samples(sampler, digits.labels, solver, scale, draw) for draw in range(digits.draws)]
+    return _mean([digits.comparison.figures(samples) for samples in sets])
+
+
+def draw_samples(sampler: Sampler, labels: list[int], solver: Solver, scale: float = 1.0, draw: int = 0) -> SampleSet:
+    """A set of samples of a run, one for each label; `draw` chooses their noise."""
+    _, seeds = sample_requests(len(labels), draw, sampler.net.num_classes, None, EPOCH)
+    return quantise_samples(sampler.using(solver, Guidance(scale)).sample(labels, seeds), labels)
 
 
 def measure_digits(run: Path, quick: bool = False) -> dict[str, float]:
