@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from zoo.flow import ConditionalOT, DiT, Guidance, Inpainting, MeanFlowTask, Solver, UniformTimes, VelocityNet
+from zoo.flow.evaluation.solver_tables import evaluate_straightness
 from zoo.flow.inference.sampler import MeanFlowSampler, Sampler
 from zoo.flow.losses import mean_flow_target, sample_intervals
+from zoo.flow.process.sampling import invert
 from zoo.training.resume import item_seed
 
 MEAN, DEVIATION = 1.5, 0.4  # of the data, in each coordinate
@@ -116,6 +118,13 @@ def test_the_sampler_takes_one_euler_step_and_no_other_net():
     assert Sampler(*parts, image_condition=Inpainting()).solver.method == "midpoint"
     with pytest.raises(ValueError, match=r"solver\.method is euler"):
         MeanFlowSampler(*parts, solver=Solver("heun2", 2))
+    exact = MeanFlowSampler(Oracle(), ConditionalOT(0.0))
+    for call in (
+        lambda: invert(exact.field(), torch.zeros(1, 2), exact.solver),
+        lambda: evaluate_straightness(exact, None, [1]),
+    ):
+        with pytest.raises(ValueError, match="no way back, and no velocity"):
+            call()
     with pytest.raises(ValueError, match="neither texts nor images"):
         MeanFlowSampler(*parts, image_condition=Inpainting())
     with pytest.raises(ValueError, match="condition_drop names 'all'"):

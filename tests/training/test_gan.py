@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 from tests.training.callbacks.parts import make_trainer
 from zoo.training.adversarial import LOSSES, Discriminator, adversarial_loss, discriminator_loss, feature_matching_loss
 from zoo.training.gan import GANStep, GANTask, split_batch
+from zoo.training.schedules import WarmupCosine
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
 ADAM = functools.partial(torch.optim.AdamW, lr=1e-2, betas=(0.8, 0.99))
@@ -127,6 +128,8 @@ class TwoTerms(Task):
         (TwoTerms, "g/l2"),
         (lambda: Task(scheduler_interval="batch"), "scheduler_interval"),
         (lambda: GANStep(accumulate=0), "accumulate"),
+        (lambda: GANTask(nn.BatchNorm1d(1), {}, SGD, SGD, {"g/l1": 1.0}, step=GANStep(accumulate=2)), "batch norm"),
+        (lambda: fit(Task(scheduler_g=functools.partial(WarmupCosine, warmup_steps=2))), "scheduler_interval to step"),
         (lambda: Task(step=GANStep(discriminator_start=3), loss_weights=WEIGHTS | {"g/l1": 0}), "discriminator_start"),
         (lambda: GANTask(nn.Linear(1, 1), {"generator": Toy(1)}, SGD, SGD, {}), "'generator'"),
         (lambda: split_batch({"names": ["a"]}, 2), "accumulate"),

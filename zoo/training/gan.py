@@ -36,7 +36,7 @@ class GANStep:
         clip_g: largest gradient norm of the generator, after unscaling; None for no clipping.
         clip_d: the same for the discriminators.
         accumulate: number of chunks in which a batch is processed. The generator's activations are recomputed chunk by
-            chunk: memory falls with the chunk, and the gradient stays that of the full batch.
+            chunk: memory falls with the chunk, and the gradient stays that of the full batch. Not with batch norm.
         discriminator_start: number of steps trained with the reconstruction terms alone; both schedules run from the
             first step.
         adversarial: "least_squares" or "hinge" losses; both add up the sub-discriminators.
@@ -119,6 +119,9 @@ class GANTask(ZooTask):
         self.optimizer_g, self.optimizer_d = optimizer_g, optimizer_d
         self.scheduler_g, self.scheduler_d = scheduler_g, scheduler_d
         self.scheduler_interval = scheduler_interval
+        normed = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in generator.modules())
+        if normed and step.accumulate > 1:
+            raise ValueError("step.accumulate needs a generator without batch norm, whose statistics are of a chunk")
         self.step = step
         self.discriminator_start = step.discriminator_start
         self._grad_norms: dict[str, Tensor] = {}
@@ -162,6 +165,9 @@ class GANTask(ZooTask):
             optimizers.append(optimizer)
             if build_schedule is not None:
                 scheduler = build_schedule(optimizer)
+                if self.scheduler_interval == "epoch" and hasattr(scheduler, "warmup_steps"):
+                    raise ValueError(f"scheduler_{key}: {type(scheduler).__name__} counts batches; set "
+                                     "scheduler_interval to step")  # fmt: skip
                 set_total_steps(scheduler, self.trainer)
                 schedules.append({"scheduler": scheduler, "interval": self.scheduler_interval, "name": f"lr_{key}"})
         return optimizers, schedules

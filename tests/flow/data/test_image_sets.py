@@ -19,7 +19,8 @@ def test_folders_are_classes_in_sorted_order(tmp_path: Path, caplog: pytest.LogC
     for name in ("dog/b.JPG", "dog/a.png", "cat/deep/er/x.jpeg", "dog/._a.png", "dog/notes/y.webp"):
         touch(tmp_path / name) if not name.endswith("._a.png") else (tmp_path / name).write_bytes(b"resource fork")
     (tmp_path / "empty").mkdir()
-    (tmp_path / ".hidden").mkdir()
+    touch(tmp_path / ".thumbnails" / "x.png")
+    touch(tmp_path / "cat" / ".cache" / "y.png")
     (tmp_path / "readme.txt").write_text("x")
     with caplog.at_level(logging.WARNING):
         result = image_sets.folder(tmp_path)
@@ -27,7 +28,7 @@ def test_folders_are_classes_in_sorted_order(tmp_path: Path, caplog: pytest.LogC
     assert [result.source.name(i) for i in range(4)] == ["cat/deep/er/x.jpeg", "dog/a.png", "dog/b.JPG",
                                                            "dog/notes/y.webp"]  # fmt: skip
     assert result.counts() == {"cat": 1, "dog": 3}
-    assert "skipped folders without images: .hidden, empty" in caplog.text
+    assert "skipped folders without images: empty" in caplog.text
     assert image_sets.folder(tmp_path, limit=1).counts() == {"cat": 1, "dog": 1}
     unlabelled = image_sets.folder(tmp_path / "dog" / "notes")
     assert (unlabelled.classes, unlabelled.labels) == ([], [0])

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from zoo.flow import ConditionalOT, DiT, Guidance, Inpainting, Sampler, Solver, VelocityNet
+from zoo.flow import ConditionalOT, DiT, Guidance, Inpainting, NestedGuidance, Sampler, Solver, VelocityNet
 from zoo.flow.data import points
 from zoo.flow.evaluation import solver_tables as tables
 from zoo.flow.evaluation.references import build_quality
 from zoo.flow.inference.requests import GenerationRequest
+from zoo.flow.process.solvers import METHODS
 
 SEEDS = [3, 4, 5, 6]
 
@@ -40,7 +41,8 @@ def error(samples: Tensor, labels: list[int] | None) -> dict[str, float]:
 
 def test_solver_table_counts_what_was_evaluated_and_sees_the_orders() -> None:
     model = build()
-    rows = tables.solver_table(model, ([1, 2, 1, 2], SEEDS), error, budgets=(1, 10, 40), tolerances=(1e-3, 1e-5))
+    samples = [1, 2, 1, 2], SEEDS
+    rows = tables.solver_table(model, samples, error, METHODS, budgets=(1, 10, 40), tolerances=(1e-3, 1e-5))
     result = {(row["method"], row["budget"]): row for row in rows}
     assert {key[0] for key in result if key[1] == 1} == {"euler"}  # one step of the others costs more
     assert (result["rk4", 10]["steps"], result["rk4", 10]["nfe"], result["rk4", 10]["passes"]) == (2, 8, 8)
@@ -85,6 +87,9 @@ def test_sweep_writes_tables_and_figures(tmp_path: Path, capsys: pytest.CaptureF
     assert list(unconditional) == ["solvers"]
     with pytest.raises(ValueError, match="nothing to compare"):
         tables.compare(build(0), tmp_path / "none", quality, request, methods=[])
+    nested = build().using(Solver(), NestedGuidance({"label": 2.0}))
+    with pytest.raises(ValueError, match="one scale"):
+        tables.compare(nested, tmp_path / "nested", quality, request)
 
 
 def test_runs_with_texts_or_images_are_refused_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from zoo.flow.inference.request_files import read_conditions
 from zoo.flow.inference.requests import GenerationRequest
 from zoo.flow.process.conditions import GenerationConditions
 from zoo.flow.process.paths import ConditionalOT
+from zoo.runs.inference.predict import list_input_files, predict_files
 
 IMAGES = np.arange(2 * 64, dtype=np.uint8).reshape(2, 8, 8, 1)
 
@@ -72,6 +73,10 @@ def test_request_files(model: Sampler, tmp_path: Path) -> None:
     sample_requests = tmp_path / "in.jsonl"
     sample_requests.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert model.process_file(sample_requests, tmp_path / "out.png") == {"images": 3, "nfe": 3}
+    (file,) = list_input_files(sample_requests, tmp_path / "out", model.input_suffixes, model.output_suffix)
+    for changed, done in ((False, 1), (False, 0), (True, 1)):
+        Image.new("L", (8, 8), 0 if changed else 255).save(tmp_path / "hole.png")
+        assert predict_files(model, [file], tmp_path / "out", {"checkpoint": "x"})["done"] == done
     example = model.write_example(tmp_path / "example")
     assert model.process_file(example, tmp_path / "out.png")["images"] == 4
     sample_requests.write_text('{"seed": 1, "image": "a.png"}\n{"seed": 2}\n')

@@ -96,9 +96,9 @@ def image_files(paths: Iterable[Path]) -> list[Path]:
 def folder(path: Path, limit: int = 0, flat: bool = False) -> ImageSet:
     """One folder of images per class, as torchvision's ImageFolder has them; images may lie deeper.
 
-    Folders without images are named and skipped; hidden files are not seen. Classes are in sorted order; of each the
-    first `limit` images are used, all where it is 0 or less. Where there are none, or with `flat`, the images are those
-    of the folder itself, without a class.
+    Folders without images are named and skipped; hidden files and folders are not seen. Classes are in sorted order; of
+    each the first `limit` images are used, all where it is 0 or less. Where there are none, or with `flat`, the images
+    are those of the folder itself, without a class.
     """
     if not path.is_dir():
         raise FileNotFoundError(f"no folder {path}: expected one with a folder of images per class")
@@ -111,8 +111,9 @@ def folder(path: Path, limit: int = 0, flat: bool = False) -> ImageSet:
     paths: list[Path] = []
     labels: list[int] = []
     stray: list[str] = []
-    for subfolder in sorted(subfolder for subfolder in path.iterdir() if subfolder.is_dir()):
-        files = image_files(subfolder.rglob("[!.]*"))[:limit]
+    for subfolder in sorted(subfolder for subfolder in path.glob("[!.]*") if subfolder.is_dir()):
+        found = (file for file in subfolder.rglob("[!.]*") if "/." not in file.relative_to(path).as_posix())
+        files = image_files(found)[:limit]
         if not files:
             stray.append(subfolder.name)
             continue

@@ -29,6 +29,7 @@ SIXTEEN_BIT_FORMATS = ("PNG", "PPM")  # whose 16-bit grey some versions of Pillo
 FAULTS = (
     OSError,
     SyntaxError,
+    TypeError,
     ValueError,
     struct.error,
     Image.DecompressionBombError,

@@ -80,19 +80,22 @@ class LatentItems(Items):
     """Latents drawn from stored moments, each from its item's seed, keyed as `Items` are.
 
     Args:
-        images: whose latents they are; labels, seeds and mirrors follow theirs.
+        images: whose latents they are; labels follow theirs.
         moments: of these images, in their order.
         pooled: which item's noise an item gets; its own by default.
         sample: sample a latent in each epoch; otherwise it is the mean.
+        seed: of noise, mirrors and draws.
     """
 
-    def __init__(self, images: Items, moments: LatentShards, pooled: PooledTransport | None, sample: bool) -> None:
+    def __init__(
+        self, images: Items, moments: LatentShards, pooled: PooledTransport | None, sample: bool, seed: int
+    ) -> None:
         self.images = images
         self.moments = moments
         self.sample = sample
         self.indices = list(range(len(images)))
         self.labels = images.labels
-        self.seed = images.seed
+        self.seed = seed
         self.flips = images.flips
         self.conditions = images.conditions
         self.pooled = pooled
@@ -194,8 +197,8 @@ class LatentData(FlowData):
             shards.append((items, stem))
         self.trainer.strategy.barrier("latents")
         train, val = ((items, LatentShards(stem, len(items), self.shard_size)) for items, stem in shards)
-        self.train_set = LatentItems(*train, self.pooled, True)
-        self.val_set = LatentItems(*val, None, False)
+        self.train_set = LatentItems(*train, self.pooled, True, self.seed)
+        self.val_set = LatentItems(*val, None, False, self.seed)
         self.file_facts = (*self.images.file_facts, digest)
 
     def statistics(self) -> tuple[Tensor, Tensor]:

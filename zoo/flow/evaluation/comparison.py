@@ -133,6 +133,9 @@ class Comparison:
                 figures["nearest_ratio"] = figures["nearest"] / max(
                     float(self._held_out_nearest.median()), distances.TINY
                 )
+        if not figures:
+            needs = "accuracy needs a classifier and labels, spread labels, nearest the training images"
+            raise ValueError(f"no figure of {', '.join(self.metrics)}: {needs}")
         return figures
 
     def right(self, samples: SampleSet, features: Tensor) -> np.ndarray | None:

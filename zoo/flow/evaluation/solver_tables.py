@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -24,7 +24,7 @@ from zoo.flow.evaluation.evaluate import describe_run
 from zoo.flow.evaluation.references import ExtractorName, Quality, build_quality
 from zoo.flow.inference.requests import GenerationRequest, SampleRequests, check_label_conditions, load_sampler
 from zoo.flow.inference.sampler import Sampler
-from zoo.flow.process.guidance import Guidance
+from zoo.flow.process.guidance import Guidance, NestedGuidance
 from zoo.flow.process.sampling import straightness
 from zoo.flow.process.solvers import TABLEAUS, Method, Solver
 
@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 
-METHODS: tuple[Method, ...] = get_args(Method)
 BUDGETS = (1, 2, 5, 10, 20, 50)
 SCALES = (1.0, 1.5, 2.0, 3.0, 5.0, 7.5)
 TOLERANCES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
@@ -78,7 +77,7 @@ def solver_table(
     sampler: Sampler,
     samples: SampleRequests,
     quality: Quality,
-    methods: Sequence[Method] = METHODS,
+    methods: Sequence[Method],
     budgets: Sequence[int] = BUDGETS,
     tolerances: Sequence[float] = TOLERANCES,
 ) -> list[Row]:
@@ -163,7 +162,7 @@ def compare(
     output: Path,
     quality: Quality,
     request: GenerationRequest,
-    methods: Sequence[Method] = METHODS,
+    methods: Sequence[Method] | None = None,
     budgets: Sequence[int] = BUDGETS,
     scales: Sequence[float] = SCALES,
     tolerances: Sequence[float] = TOLERANCES,
@@ -173,7 +172,10 @@ def compare(
     Returns:
         The rows of `solver_table` and `guidance_table`.
     """
+    if scales and isinstance(sampler.guidance, NestedGuidance):
+        raise ValueError("a table of guidance has one scale, NestedGuidance several: give --scales '[]'")
     samples = labels, seeds = request.labels_and_seeds(sampler)
+    methods = sampler.methods if methods is None else methods
     tables = {"solvers": solver_table(sampler, samples, quality, methods, budgets, tolerances)}
     if labels is not None:
         tables["guidance"] = guidance_table(sampler, samples, quality, scales, budgets)
@@ -220,7 +222,7 @@ def compare_solvers(
         count: samples in each cell.
         labels: classes by number or name, taken in turns; all when not given.
         seed: of the noise of all cells.
-        methods: solvers; all when not given, '[]' leaves that table out.
+        methods: solvers; all that suit the run when not given, '[]' leaves that table out.
         budgets: net calls for a sample.
         scales: of guidance, for a net with classes.
         guidance: of the first table; the run's when not given.
@@ -234,7 +236,7 @@ def compare_solvers(
         sampler.sample_shape, point_set, reference, train, extractor, weights, val_every, split_seed, device
     )
     request = GenerationRequest(count, seed, labels)
-    compare(sampler, output, quality, request, METHODS if methods is None else methods, budgets, scales)
+    compare(sampler, output, quality, request, methods, budgets, scales)
 
 
 def evaluate_straightness(sampler: Sampler, labels: Sequence[int] | None, seeds: Sequence[int]) -> float:

@@ -18,7 +18,7 @@ from zoo.flow.inference.request_files import read_conditions
 from zoo.flow.process.conditions import GenerationConditions
 from zoo.flow.process.guidance import Guidance, NestedGuidance
 from zoo.flow.process.sampling import SAMPLES
-from zoo.flow.process.solvers import METHODS, Solution
+from zoo.flow.process.solvers import Solution
 from zoo.runs.inference.base import attempt, table_output
 from zoo.runs.inference.forms import InputField, Output, Progress
 from zoo.training.resume import item_seed
@@ -63,7 +63,7 @@ def sampler_fields(sampler: Sampler) -> tuple[InputField, ...]:
         InputField("count", "Images" if images else "Points", "int", 16 if images else 1000, bounds),
         InputField("seed", "Seed", "int", 0, (0, 2**31), help="the same seed gives the same samples"),
         InputField("steps", "Steps", "int", steps, (1, MAX_STEPS), help="more are slower and closer to the flow"),
-        InputField("method", "Solver", "choice", sampler.solver.method, allowed=METHODS),
+        InputField("method", "Solver", "choice", sampler.solver.method, allowed=sampler.methods),
         InputField("animation", "Animate the way from noise", "bool", True),
     )
 

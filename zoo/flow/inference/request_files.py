@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,16 @@ def read_request_file(path: Path, sampler: Sampler) -> tuple[list[int] | None, l
     prompts = [row.get("prompt", "") for row in rows] if sampler.text is not None else None
     conditions = read_conditions(sampler, seeds, prompts, files["image"], files["mask"])
     return labels if sampler.net.num_classes else None, seeds, conditions
+
+
+def named_files(path: Path) -> list[Path]:
+    """The images and masks that a request file names, once each, as far as it can be read and they exist."""
+    names = set()
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with suppress(ValueError, RecursionError):
+            row = json.loads(line)
+            names |= {row[key] for key in ("image", "mask") if isinstance(row, dict) and isinstance(row.get(key), str)}
+    return sorted(file for name in names if (file := path.parent / name).is_file())
 
 
 def write_request_file(stem: Path, sampler: Sampler) -> Path:

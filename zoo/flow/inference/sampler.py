@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -18,7 +17,7 @@ from zoo.common.checks import check_at_least, check_one_of
 from zoo.flow import rendering
 from zoo.flow.data.images import to_values
 from zoo.flow.inference import forms
-from zoo.flow.inference.request_files import CONDITION_KEYS, read_request_file, write_request_file
+from zoo.flow.inference.request_files import CONDITION_KEYS, named_files, read_request_file, write_request_file
 from zoo.flow.inference.validation_samples import log_validation_samples
 from zoo.flow.nets.latent_space import LatentSpace
 from zoo.flow.nets.velocity import VectorField, VelocityNet
@@ -27,7 +26,7 @@ from zoo.flow.process.guidance import Guidance, check_labels, velocity_field
 from zoo.flow.process.image_conditions import ImageCondition
 from zoo.flow.process.paths import PREDICTIONS, AffinePath, Prediction
 from zoo.flow.process.sampling import noise
-from zoo.flow.process.solvers import Method, Solution, Solver
+from zoo.flow.process.solvers import METHODS, Method, Solution, Solver
 from zoo.runs.export import CALL_USAGE
 from zoo.runs.inference.base import Inference
 from zoo.runs.inference.forms import InputField, Output, Progress
@@ -62,6 +61,7 @@ class Sampler(Inference):
     input_suffixes = (".jsonl",)
     output_suffix = ".png"
     usual_solver: ClassVar[tuple[Method, int]] = ("midpoint", 10)
+    methods: ClassVar[tuple[Method, ...]] = METHODS
 
     def __init__(
         self,
@@ -249,7 +249,7 @@ class Sampler(Inference):
 
     def __call__(
         self,
-        labels: Sequence[int] | None = None,
+        labels: Sequence[int | str] | None = None,
         seeds: Sequence[int] | None = None,
         prompts: Sequence[str] | None = None,
         images: np.ndarray | Tensor | None = None,
@@ -257,14 +257,14 @@ class Sampler(Inference):
     ) -> np.ndarray:
         """Draw samples as arrays: images (B, H, W, C), uint8; others as they are, (B, *sample_shape), float32.
 
-        Labels (None for a net without classes), seeds (0, 1, ... by default) and prompts are one per sample, as are
-        images (B, H, W, C), uint8, of the size of `ImageCondition.side`, and masks (B, H, W), bool, true where
-        an image is missing.
+        Labels (numbers or names; None for a net without classes), seeds (0, 1, ... by default) and prompts are one per
+        sample, as are images (B, H, W, C), uint8, of the size of `ImageCondition.side`, and masks (B, H, W), bool,
+        true where an image is missing.
         """
         if seeds is None:
             seeds = range(max(len(each) for each in (labels, prompts, images, [0]) if each is not None))
         conditions = self.make_conditions(seeds, prompts, images, masks)
-        samples = self.sample(labels, seeds, conditions)
+        samples = self.sample(self.label_numbers(labels), seeds, conditions)
         return rendering.to_pixels(samples) if rendering.is_image(self.sample_shape) else samples.numpy()
 
     def make_conditions(
@@ -287,6 +287,10 @@ class Sampler(Inference):
             holes = None if masks is None else torch.as_tensor(np.asarray(masks))[:, None].float()
             encoded = self.image_condition.from_user(to_values(np.array(images)), holes, seeds)
         return None if prompts is None and encoded is None else GenerationConditions(prompts, encoded)
+
+    def more_files(self, source: Path) -> list[Path]:
+        """The images and masks that a request file names."""
+        return named_files(source)
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
         """Draw what a request file asks for; return the numbers of `images` or `points`, of `classes`, and `nfe`."""
@@ -370,6 +374,7 @@ class MeanFlowSampler(Sampler):
     """
 
     usual_solver = ("euler", 1)
+    methods = ("euler",)
 
     def _check_parts(self) -> None:
         if self.text is not None or self.image_condition is not None:
@@ -382,12 +387,14 @@ class MeanFlowSampler(Sampler):
         return super().using(solver, guidance)
 
     def field(self, labels: Sequence[int] | None = None, conditions: GenerationConditions | None = None) -> VectorField:
-        """The average velocity from a time of the solver's grid to the next; see `Sampler.field`."""
+        """The average velocity from a time of the solver's grid to the next, for its steps; see `Sampler.field`."""
         self.encode_conditions(conditions)
         label, grid = self._label_tensor(labels), self.solver.times()
 
         def field(t: float, x: Tensor) -> Tensor:
-            span = min((time for time in grid if time > t), default=1.0) - t
+            if not any(time > t for time in grid):
+                raise ValueError("average velocities lead from noise to data: there is no way back, and no velocity")
+            span = min(time for time in grid if time > t) - t
             rows = None if label is None else label.expand(len(x))
             spans = ConditionBatch({"span": x.new_full((len(x),), span)}, {})
             if self.guidance is None:
@@ -395,13 +402,6 @@ class MeanFlowSampler(Sampler):
             return self.guidance.predict(self.net, t, x, rows, spans)
 
         return field
-
-    def fields(self) -> tuple[InputField, ...]:
-        """Those of `Sampler`, without a choice of the solver."""
-        return tuple(
-            replace(field, allowed=("euler",), default="euler") if field.name == "method" else field
-            for field in super().fields()
-        )
 
 
 def _check_euler(solver: Solver) -> None:

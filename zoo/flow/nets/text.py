@@ -22,8 +22,6 @@ USUAL_TOKENS = 77  # CLIP's
 ENCODERS = {  # of models that hold more than an encoder of text, by their type
     "clip": "CLIPTextModel",
     "clip_text_model": "CLIPTextModel",
-    "siglip": "SiglipTextModel",
-    "siglip_text_model": "SiglipTextModel",
     "t5": "T5EncoderModel",
     "mt5": "MT5EncoderModel",
     "umt5": "UMT5EncoderModel",

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ TABLEAUS = {
     "heun2": Tableau((0.0, 1.0), ((), (1.0,)), (0.5, 0.5)),
     "rk4": Tableau((0.0, 0.5, 0.5, 1.0), ((), (0.5,), (0.0, 0.5), (0.0, 0.0, 1.0)), (1 / 6, 1 / 3, 1 / 3, 1 / 6)),
 }
-METHODS = (*TABLEAUS, "dopri5")
+METHODS: tuple[Method, ...] = get_args(Method)
 
 
 @dataclass

@@ -63,6 +63,10 @@ class Inference(ABC):
             ValueError, OSError: the content cannot be used, or a file cannot be read or written.
         """
 
+    def more_files(self, source: Path) -> list[Path]:
+        """Return the files that an input names and its result depends on; none by default."""
+        return []
+
     def fields(self) -> tuple[InputField, ...]:
         """Return the fields of this system's form; one file by default."""
         return (InputField("input", "File", "file", allowed=tuple(self.input_suffixes)),)

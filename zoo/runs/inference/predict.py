@@ -144,7 +144,7 @@ class Results:
         facts: Mapping[str, Any] = {}
         outcome: Row = {"status": "done", "error": None}
         try:
-            row |= describe_input(file.source, former={})
+            row |= describe_input(file.source, [*map(str, inference.more_files(Path(file.source)))], former={})
             facts = self._compute(inference, file, row)
         except (torch.AcceleratorError, MemoryError):
             raise
@@ -178,7 +178,7 @@ class Results:
         row = self.rows.get(file.target, {})
         try:
             is_done = not self.overwrite and row.get("status") == "done" and (self.output / file.target).exists()
-            return is_done and describe_input(file.source, row)["sha256"] == row["sha256"]
+            return is_done and describe_input(file.source, row.get("more_files", []), row)["sha256"] == row["sha256"]
         except OSError:
             return False
 
@@ -251,10 +251,16 @@ def summarize(rows: Sequence[Row], **counts: int) -> Row:
     return summary
 
 
-def describe_input(source: str, former: Row) -> Row:
-    """Return size, modification time and sha256 of a file; `former` is an earlier row, whose sha256 may still hold."""
+def describe_input(source: str, more_files: Sequence[str], former: Row) -> Row:
+    """Return size and modification time of a file, and the sha256 of it with the files that it names.
+
+    `former` is an earlier row, whose sha256 may still hold where the file names no other.
+    """
     stat = os.stat(source)
-    row = {"source": source, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    row: Row = {"source": source, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    if more_files:
+        digests = "".join(file_digest(Path(path)) for path in (source, *more_files))
+        return {**row, "more_files": more_files, "sha256": hashlib.sha256(digests.encode()).hexdigest()}
     return {**row, "sha256": former["sha256"] if row.items() <= former.items() else file_digest(Path(source))}
 
 
