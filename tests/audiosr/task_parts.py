@@ -39,7 +39,7 @@ def denoiser(fusion: Any = "none", **settings: Any) -> Denoiser:
     width = None if fusion == "none" else 8
     sizes: dict[str, Any] = {"channels": 8, "multipliers": [1, 2], "blocks": 1, "attention_factors": [2], **settings}
     torch.manual_seed(0)
-    unet = UNet(4, 2, **sizes, head_channels=8, norm_groups=4, fusion=fusion, context_channels=width)
+    unet = UNet(4, 2, **{"head_channels": 8, "norm_groups": 4, **sizes}, fusion=fusion, context_channels=width)
     return Denoiser(unet, None if width is None else GlobalEncoder(32, 8, 2, 1, width, 16))
 
 

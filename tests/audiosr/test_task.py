@@ -30,6 +30,10 @@ def test_scale_of_the_latents_is_taken_once_and_saved(tmp_path: Path) -> None:
     # other data: a scale measured again would differ
     trainer(tmp_path, max_steps=2).fit(resumed, datamodule=Data(samples=5120), ckpt_path=str(tmp_path / "a.ckpt"))
     assert float(resumed.net.latent_scale) == scale
+    begun = task()
+    begun.load_state_dict({**model.state_dict(), "net.latent_scale": torch.tensor(1.0)})
+    trainer(tmp_path, max_steps=1).fit(begun, datamodule=Data(samples=5120))
+    assert float(begun.net.latent_scale) == 1.0
 
 
 def test_dropped_condition_is_the_originals_constant(tmp_path: Path) -> None:
@@ -108,3 +112,7 @@ def test_parts_that_do_not_fit(settings: dict[str, Any], message: str) -> None:
     for options in ({"dropout": 1.5}, {"global_input": "both"}):
         with pytest.raises(ValueError, match=next(iter(options))):
             ConditionOptions(**options)
+
+
+def test_a_fusion_that_replaces_leaves_parameters_unused() -> None:
+    assert task(denoiser("replace")).find_unused_parameters and not task().find_unused_parameters

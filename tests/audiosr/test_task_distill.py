@@ -167,6 +167,7 @@ def test_copy_of_a_teacher_knows_the_autoencoder(tmp_path: Path) -> None:
         ({"teacher_steps": 1002}, "teacher_steps"),
         ({"steps": 0}, "steps"),
         ({"net": denoiser("residual")}, "do not fit net"),
+        ({"net": denoiser(norm_groups=2)}, "has num_groups 2, the teacher"),
     ],
     ids=str,
 )

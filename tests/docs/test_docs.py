@@ -144,7 +144,9 @@ def test_ci_finds_the_two_commands() -> None:
         assert section.split("```bash\n")[1].split("\n```")[0] == block.code
 
 
-def test_pages_are_short() -> None:
+def test_pages_are_whole_and_short() -> None:
+    for page in LINKED:
+        assert not re.search(r"^(<{7}|>{7}) ", page.read_text(encoding="utf-8"), re.MULTILINE), f"{page}: a conflict"
     lengths = {title(page): len(page.read_text(encoding="utf-8").splitlines()) for page in DOCUMENTS}
     assert lengths["README.md"] <= 110
     manuals = [f"docs/{system.name}.md" for system in list_systems()]

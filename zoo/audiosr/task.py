@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, get_args
@@ -57,7 +58,7 @@ class ValidationOptions:
     """What a validation restores.
 
     Args:
-        restore_items: number of clips.
+        restore_items: number of items, each a clip at one cut-off, of each process.
         sampler: for them, such as one with fewer steps; that of `restore` when null.
     """
 
@@ -140,7 +141,7 @@ class DiffusionTask(SingleOptimizerTask):
     position in the batch of all processes: two processes with half the batch train like one, and a resume repeats them.
 
     Validation is deterministic: each item at 8 diffusion steps from 1/16 to 15/16 with fixed noise. Its `loss` is
-    the weighted sum of the terms there. With a vocoder the first `validation.restore_items` clips are restored: `lsd`,
+    the weighted sum of the terms there. With a vocoder the first `validation.restore_items` items are restored: `lsd`,
     `lsd_hf` (above the cut-off), `lsd_lf`, each also as `unprocessed_...` (the input) and `ceiling_...` (the target
     through autoencoder and vocoder). The first `samples.items` of these are kept as sounds and spectra.
 
@@ -196,9 +197,7 @@ class DiffusionTask(SingleOptimizerTask):
         self.diffusion = diffusion
         self.vocoder = vocoder
         self.losses = validate_losses({**losses})
-        self.latent_scale = latent_scale
-        if latent_scale != "auto":
-            net.latent_scale.fill_(float(latent_scale))
+        net.latent_scale.fill_(math.nan if latent_scale == "auto" else latent_scale)  # until it is measured or loaded
         self.condition = condition
         self.parallel = parallel
         self.store_options(locals())
@@ -209,6 +208,11 @@ class DiffusionTask(SingleOptimizerTask):
         log.info("trains: %s", ", ".join(f"{group} ({size:,} weights)" for group, size in sizes.items()))
         self._replicas: list[nn.Module] = []  # a list keeps it out of the state dict
 
+    @property
+    def find_unused_parameters(self) -> bool:
+        """A fusion that replaces leaves out what is before it."""
+        return self.net.unet.fusion == "replace"
+
     def train(self, mode: bool = True) -> Self:
         """Change the mode; frozen components of the net stay in evaluation mode."""
         super().train(mode)
@@ -217,7 +221,7 @@ class DiffusionTask(SingleOptimizerTask):
 
     def on_fit_start(self) -> None:
         """Measure the scale of the latents, unless weights brought one; replicate; compile."""
-        if self.latent_scale == "auto" and float(self.net.latent_scale) == 1.0:
+        if self.net.latent_scale.isnan():
             with gather_weights(self.trainer):
                 self.net.latent_scale.copy_(self._measure_scale())
             log.info("latent_scale: %.5f", float(self.net.latent_scale))

@@ -241,6 +241,11 @@ def _check_teacher(
             "weights: teacher_guidance sets it"
         )
     check_state_dict(net, teacher.net.state_dict(), "the teacher", "net, which needs the arguments of the teacher's")
+    modules = dict(net.named_modules())
+    for path, module in teacher.net.named_modules():
+        for key in ("heads", "num_heads", "num_groups"):  # which no tensor's shape shows
+            if (value := getattr(modules.get(path), key, None)) != (taught := getattr(module, key, None)):
+                raise ValueError(f"net.{path} has {key} {value}, the teacher's {taught}: give net its arguments")
     trained = teacher.trained_on
     if trained is not None and trained != autoencoder.fingerprint():
         raise ValueError(

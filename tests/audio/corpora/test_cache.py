@@ -102,9 +102,11 @@ def test_kill_9_leaves_nothing_and_the_next_build_is_whole(tmp_path):
 def test_bad_files_are_left_out_and_listed(tmp_path, caplog):
     paths = corpus(tmp_path, 20)
     paths[3].write_bytes(paths[3].read_bytes()[:500])
-    built_cache = build_cache(paths, tmp_path / "out", RATE)
-    assert len(built_cache) == 19 and list(built_cache.unreadable) == ["sub1/é003.wav"]
+    files.write(paths[7], np.ones(1), 192000)
+    built_cache = build_cache(paths, tmp_path / "out", RATE, max_bad_share=0.1)
+    assert len(built_cache) == 18 and list(built_cache.unreadable) == ["sub1/é003.wav", "sub1/é007.wav"]
     assert "cut" in built_cache.unreadable["sub1/é003.wav"]
+    assert "too short for one sample at" in built_cache.unreadable["sub1/é007.wav"]
     assert "é003.wav" in caplog.text
     np.testing.assert_array_equal(built_cache.read(3), files.read_mono(paths[4]))
 

@@ -129,7 +129,11 @@ def test_odd_files_give_all_their_samples(tmp_path, damage, kind):
     ("damage", "kind"), [(name, kind) for name in UNREADABLE for kind in UNREADABLE[name][0].split()]
 )
 def test_damaged_files_are_refused(tmp_path, damage, kind):
-    refused(damaged(tmp_path, UNREADABLE, damage, kind))
+    path = damaged(tmp_path, UNREADABLE, damage, kind)
+    refused(path)
+    if damage == "header counts none":
+        with pytest.raises(files.AudioFileError, match="does not say how long it is"):
+            files.info(path)
 
 
 def test_writer_streams_and_leaves_nothing_on_error(tmp_path):

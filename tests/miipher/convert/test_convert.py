@@ -418,7 +418,9 @@ def test_adapter_configurations(tmp_path: Path) -> None:
     recipe, unmapped = convert_config(path)
     assert unmapped == ["dataset.path_pattern", "dataset.shuffle"]
     assert recipe["trainer"]["precision"] == "16-mixed"
-    assert recipe["trainer"]["val_check_interval"] == 2000
+    trainer = recipe["trainer"]
+    assert (trainer["max_steps"], trainer["val_check_interval"], trainer["accumulate_grad_batches"]) == (30000, 1000, 2)
+    assert recipe["checkpoints"]["every_n_steps"] == 500
     arguments = recipe["model"]["init_args"]
     assert arguments["encoder"]["init_args"]["backbone"]["init_args"]["family"] == "wavlm_as_hubert"
     assert arguments["optimizer"]["init_args"]["lr"] == 2e-4

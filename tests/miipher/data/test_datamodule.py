@@ -126,6 +126,20 @@ def test_degraded_versions_lie_in_the_tree_of_the_root_or_flat(tmp_path: Path, f
     assert len(ready(root=tmp_path / "clean", degraded=str(tmp_path / "degraded")).train_set) == 2
 
 
+def test_copies_of_a_recording_stay_on_one_side(tmp_path: Path) -> None:
+    names = [f"{recording}_{copy}" for recording in "abc" for copy in range(3)]
+    for tree in ("clean", "degraded"):
+        write_clips(tmp_path / tree, *names)
+    arguments = {"root": tmp_path / "clean", "degraded": str(tmp_path / "degraded")}
+    assert [len(part) for part in (ready(**arguments, items=2).train_set, ready(**arguments, items=3).train_set)] == [
+        6,
+        6,
+    ]
+    with pytest.raises(ValueError, match="copies of one recording"):
+        write_clips(tmp_path / "one", "a_0", "a_1")
+        ready(root=tmp_path / "one", degraded=str(tmp_path / "one"), items=1)
+
+
 @pytest.mark.parametrize(
     ("samples", "fits"), [(8320, True), (7680, True), (4000, False), (16000, False), (8321, False)]
 )

@@ -76,13 +76,16 @@ class MemoryCorpus:
 
 
 class TrimmedCorpus:
-    """A part of every clip, from `begin` to `end` as shares of it, such as the last fifth of each noise recording."""
+    """A part of every clip, from `begin` to `end` as shares of it, such as the last fifth of each noise recording.
+
+    It holds a sample at least.
+    """
 
     def __init__(self, corpus: Corpus, begin: float, end: float) -> None:
         self._corpus = corpus
-        self._starts = (corpus.lengths * begin).astype(np.int64)
+        self._starts = np.minimum((corpus.lengths * begin).astype(np.int64), corpus.lengths - 1)
         self.names = corpus.names
-        self.lengths = (corpus.lengths * end).astype(np.int64) - self._starts
+        self.lengths = np.maximum((corpus.lengths * end).astype(np.int64) - self._starts, 1)
         self.peaks = corpus.peaks
 
     def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:

@@ -41,6 +41,7 @@ _UNSUPPORTED_SUFFIXES = (
 )
 BLOCK_SAMPLES = 1 << 18
 _STREAMED_BYTES = 0x7FFF0000  # a wav header with a larger size was written into a pipe
+_UNKNOWN_SAMPLES = 1 << 62
 _OGG_PAGE_BYTES, _OGG_END = 65307, 4  # longest page; flag of the last one
 
 
@@ -83,7 +84,10 @@ def read_mono(path: str | os.PathLike[str], sample_rate: int | None = None) -> n
         return mono
     from zoo.audio.io.resample import resample_array  # imports torch, which header checks and writers do not need
 
-    return resample_array(mono, rate, sample_rate)
+    resampled = resample_array(mono, rate, sample_rate)
+    if not len(resampled):
+        raise AudioFileError(f"{path}: too short for one sample at {sample_rate} Hz")
+    return resampled
 
 
 def read_blocks(path: str | os.PathLike[str], block_samples: int) -> Iterator[np.ndarray]:
@@ -267,6 +271,9 @@ def _open(path: Path) -> _NonSeekingFile:
     if handle.frames == 0:
         handle.close()
         raise AudioFileError(f"{path}: holds no samples")
+    if handle.frames >= _UNKNOWN_SAMPLES:
+        handle.close()
+        raise AudioFileError(f"{path}: the header does not say how long it is (a FLAC from a pipe): encode it anew")
     return handle
 
 

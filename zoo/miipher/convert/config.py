@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,12 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
             f"{settings.path} configures the vocoder with a prenet, which is not trained here: begin with "
             "miipher/hifigan_pretrain_layer_6 or miipher/hifigan_finetune_layer_6"
         )
+    trainer, accumulate = _trainer(settings)
     recipe = {
         "seed_everything": settings.get("seed", 1234),
-        "trainer": _trainer(settings),
+        "trainer": trainer,
         "checkpoints": {
-            "every_n_steps": settings.get("checkpoint.save_interval", 1000),
+            "every_n_steps": max(1, settings.get("checkpoint.save_interval", 1000) // accumulate),
             "keep_last": settings.get("checkpoint.keep_last_n", 2),
             "monitor": "val/loss",
         },
@@ -49,11 +51,12 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     return recipe, settings.unused()
 
 
-def _trainer(settings: SettingsReader) -> dict[str, Any]:
+def _trainer(settings: SettingsReader) -> tuple[dict[str, Any], int]:
+    """The trainer's settings and the batches of an optimizer step; the original's steps are batches."""
     accumulate = int(settings.get("training.gradient_accumulation_steps", 1))
     trainer = {
-        "max_steps": settings.require("steps"),
-        "val_check_interval": settings.require("validation_interval") * accumulate,  # Lightning counts batches there
+        "max_steps": math.ceil(settings.require("steps") / accumulate),
+        "val_check_interval": settings.require("validation_interval"),  # in batches, as Lightning counts it
         "check_val_every_n_epoch": None,
         "limit_val_batches": settings.get("validation_batches", 25),
         "gradient_clip_val": float(settings.get("optim.max_grad_norm", 1.0)),
@@ -61,7 +64,7 @@ def _trainer(settings: SettingsReader) -> dict[str, Any]:
         "log_every_n_steps": settings.get("log_interval", 100),
         "precision": settings.choice("training.mixed_precision", "no", PRECISIONS),
     }
-    return trainer | ({"accelerator": "cpu"} if settings.get("training.force_cpu", False) else {})
+    return trainer | ({"accelerator": "cpu"} if settings.get("training.force_cpu", False) else {}), accumulate
 
 
 def _model(settings: SettingsReader) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from zoo.audio.corpora.corpus import (
     match_companions,
     select,
     split_last_items,
+    without_suffix,
 )
 from zoo.audio.corpora.layouts import CorpusKind, list_utterances
 from zoo.audio.io.resample import resample_array
@@ -86,7 +88,7 @@ class SpeechData(ZooDataModule):
 
     Corpora are decoded once into memory-mapped caches. Clips are scaled to a peak of 0.95; those shorter than 20 ms are
     left out, with a warning. Validation is the same in every run: whole clips of held-out speakers or the corpus' end,
-    with noise that training does not have.
+    with noise that training does not have, where they are degraded on line.
 
     Args:
         root: folder of clean speech; null for the embedded corpus.
@@ -195,7 +197,8 @@ class SpeechData(ZooDataModule):
     def _split(self, corpus: Corpus) -> tuple[Indices, Indices]:
         """Number the clips for training and for validation."""
         if not self.split.speakers or self.root is None:
-            return split_last_items(len(corpus.lengths), self.split.items)
+            train, val = split_last_items(len(corpus.lengths), self.split.items)
+            return (train, val) if self.degraded is None else _keep_copies_together(corpus, len(train))
         assert isinstance(corpus, CorpusCache)
         utterances = list_utterances(self.root, self.kind, with_text=False)
         names = relative_names([utterance.path for utterance in utterances], self.root)
@@ -297,6 +300,19 @@ class VocoderSegments(SpeechData):
         self.file_facts = (select(speech.lengths, train.indices),)
         speech, audio = val.corpora
         self.val_set = Pairs(Clips(speech, val.indices, val.degradation, self.val_samples, self.seed), audio, self.hops)
+
+
+def _keep_copies_together(corpus: Corpus, held_out: int) -> tuple[range, range]:
+    """Move the first held-out clip forward to where the copies of a recording begin, `x_0.wav`, `x_1.wav`, ..."""
+
+    def recording(number: int) -> tuple[str, int]:
+        return re.sub(r"_\d+$", "", without_suffix(corpus.names[number])), int(corpus.lengths[number])
+
+    while held_out > 0 and recording(held_out - 1) == recording(held_out):
+        held_out -= 1
+    if held_out == 0:
+        raise ValueError("data.split.items: all clips are copies of one recording; give a val_root")
+    return range(held_out), range(held_out, len(corpus.lengths))
 
 
 def _join(values: Sequence[Any]) -> Any:
