@@ -61,6 +61,7 @@ WRONG = [
     ("fit flow/smoke --model os.system", "model: os.system is no part of the zoo"),
     ("fit flow/smoke --model.optimizer=torch.optim.SGD --model.optimizer.betas=3", "keys of torch.optim.SGD"),
     ("fit flow/smoke --trainer.precision bf16-mixd", "error: trainer.precision: expected"),
+    ("fit flow/smoke --trainer.overfit_batches 2", "overfit_batches would train on other batches in each epoch"),
     ("fit flow/smoke --trainer.strategy fsdp", "trainer.strategy is fsdp; expected auto, ddp, zoo.training.FSDP"),
     ("fit flow/smoke --seed_everything -1", "seed_everything is -1"),
     ("fit flow/smoke --data.batch_size eight", "error: data.batch_size: expected int, got eight"),

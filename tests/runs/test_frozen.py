@@ -20,6 +20,7 @@ from zoo.cli.main import main
 from zoo.runs import frozen, pretrained_files
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.load import load
+from zoo.runs.model_description import validate_records
 from zoo.training.callbacks.checkpoint_contents import CheckpointContents
 from zoo.training.callbacks.ema import EMA
 
@@ -301,3 +302,9 @@ def test_where_a_file_holds_its_tensors_does_not_matter(tmp_path: Path) -> None:
     tokens = torch.tensor([[1, 7, 3]])
     with torch.inference_mode():
         assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+
+
+@pytest.mark.parametrize("place", ["..", "/etc", "frozen/../..", "frozen/0123456789abcdef/.."])
+def test_a_copy_lies_in_the_run(place: str) -> None:
+    with pytest.raises(ValueError, match=r"not in frozen/"):
+        validate_records({"net": {"sha256": "0" * 64, "source": None, "revision": None, "folder": place}})

@@ -64,6 +64,11 @@ class PretrainTask(SingleOptimizerTask):
         self.whole_text = whole_text
         self.store_options(locals())
 
+    def setup(self, stage: str) -> None:
+        """Check that the model has the tokenizer's tokens."""
+        super().setup(stage)
+        self.tokenizer.check_vocabulary(self.backbone.vocab_size)
+
     @property
     def context_tokens(self) -> int | None:
         """Longest text of the model in tokens, where its configuration knows it."""

@@ -98,12 +98,7 @@ class CrowdTask(SingleOptimizerTask):
     def setup(self, stage: str) -> None:
         """Check that the backbone has the tokenizer's tokens, and the data the crowd's number of agents."""
         super().setup(stage)
-        vocab_size = self.crowd.backbone.vocab_size
-        if self.tokenizer.vocab_size > vocab_size:
-            raise ValueError(
-                f"the tokenizer has {self.tokenizer.vocab_size} tokens, the backbone's vocabulary {vocab_size}: set "
-                "model.init_args.tokenizer to the backbone's own"
-            )
+        self.tokenizer.check_vocabulary(self.crowd.backbone.vocab_size)
         data: Any = getattr(self.trainer, "datamodule", None)
         agents = getattr(data, "agents", self.crowd.count)
         if agents != self.crowd.count and (data.agent_data == "shuffled" or data.token_budget is not None):

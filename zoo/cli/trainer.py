@@ -132,6 +132,8 @@ def check_values(config: Mapping[str, Any]) -> None:
     for key, value in iterate_keys(config):
         if key.rpartition(".")[2] in POSITIVE and type(value) in (int, float) and value <= 0:
             raise WrongNameError(f"{key} is {value}; expected a number above 0")
+    if config["trainer"]["overfit_batches"]:
+        raise WrongNameError("trainer.overfit_batches would train on other batches in each epoch: use fewer data")
     strategy = config["trainer"]["strategy"]
     if isinstance(strategy, str) and strategy != "auto" and not strategy.lower().startswith("ddp"):
         raise WrongNameError(f"trainer.strategy is {strategy}; {STRATEGIES}")

@@ -27,8 +27,8 @@ EXTERNAL_CLASSES = {
     "torch.amp": "GradScaler",
     "torch.optim.lr_scheduler": """ConstantLR CosineAnnealingLR CosineAnnealingWarmRestarts CyclicLR ExponentialLR
         LinearLR MultiStepLR OneCycleLR PolynomialLR ReduceLROnPlateau StepLR""",
-    "lightning.pytorch.callbacks": """DeviceStatsMonitor EarlyStopping GradientAccumulationScheduler
-        LearningRateMonitor ModelCheckpoint ModelPruning ModelSummary OnExceptionCheckpoint RichModelSummary
+    "lightning.pytorch.callbacks": """DeviceStatsMonitor EarlyStopping LearningRateMonitor
+        ModelCheckpoint ModelPruning ModelSummary OnExceptionCheckpoint RichModelSummary
         RichProgressBar StochasticWeightAveraging TQDMProgressBar Timer""",
     "lightning.pytorch.loggers": "CSVLogger CometLogger MLFlowLogger NeptuneLogger TensorBoardLogger WandbLogger",
     "lightning.pytorch.strategies": "DDPStrategy SingleDeviceStrategy",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from zoo.common.registry import public_name
 FORMAT = 2  # of checkpoints and exports
 _TYPES = {"inference": str, "components": dict, "options": dict, "frozen": dict, "fused": list}
 _RECORD_KEYS = {"sha256", "source", "revision", "folder"}
+_FROZEN_COPY = re.compile(r"frozen/[0-9a-f]{8,64}")
 
 
 def describe_model(task: Any, init_args: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,6 +55,8 @@ def validate_records(records: Any) -> dict[str, dict[str, Any]]:
     for path, record in records.items() if isinstance(records, dict) else [("", records)]:
         if not isinstance(record, dict) or not record.keys() >= _RECORD_KEYS:
             raise ValueError(f"its description: frozen.{path} lacks one of {', '.join(sorted(_RECORD_KEYS))}")
+        if record["folder"] is not None and not _FROZEN_COPY.fullmatch(str(record["folder"])):
+            raise ValueError(f"its description: a frozen module lies in {record['folder']!r:.60}, not in frozen/")
     return records
 
 

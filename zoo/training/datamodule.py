@@ -126,7 +126,8 @@ class ZooDataModule(L.LightningDataModule):
         trainer: Any = self.trainer
         loop = trainer.fit_loop
         done = loop.epoch_loop.batch_progress.current.processed
-        full = done >= trainer.num_training_batches
+        is_stream_over = isinstance(self.train_set, IterableDataset) and loop.epoch_loop.batch_progress.is_last_batch
+        full = done >= trainer.num_training_batches or is_stream_over
         position = {"epoch": loop.epoch_progress.current.processed + int(full), "batch": 0 if full else done}
         return position | {"circumstances": self._data_facts()}
 

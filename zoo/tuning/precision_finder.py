@@ -62,10 +62,11 @@ def find_precision(*fit: str, steps: int = 4) -> int:
             torch.cuda.empty_cache()
             rows.append([name, "", "out of memory", "", "", ""])
             continue
-        exact = exact or measurement
-        loss, exact_loss = fmean(measurement.losses), fmean(exact.losses)
-        gradients = float((measurement.gradient - exact.gradient).norm() / exact.gradient.norm())
-        differences = [f"{abs(loss / exact_loss - 1):.2%}", f"{gradients:.2%}"]
+        exact = measurement if name == "32-true" else exact
+        loss, differences = fmean(measurement.losses), ["", ""]
+        if exact is not None:
+            gradients = float((measurement.gradient - exact.gradient).norm() / exact.gradient.norm())
+            differences = [f"{abs(loss / fmean(exact.losses) - 1):.2%}", f"{gradients:.2%}"]
         rows.append([name, f"{seconds:.4g}", f"{memory / 2**30:.3g} GiB", f"{loss:.5g}", *differences])
     print_table(HEADS, rows, left=HEADS[:1])
     return 0

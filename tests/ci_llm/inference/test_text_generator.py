@@ -40,6 +40,10 @@ def test_file_of_prompts(tmp_path):
     assert facts.pop("first_error").startswith("line 3: a prompt of 61 tokens")
     assert rows[3] == {"task": "x", "question": "2 + 3", "text": answers[2]}
     assert facts == {"prompts": 4, "failed": 1, "characters": sum(map(len, answers))}
+    shorter = text_generator(prompt_field="task", max_new_tokens=1)  # the prompt that failed has an `error`, and fits
+    assert shorter.process_file(target, tmp_path / "again.jsonl")["failed"] == 0
+    again = [json.loads(line) for line in (tmp_path / "again.jsonl").read_text().splitlines()]
+    assert [row["text"] for row in again] == shorter(["2 + 3", "x" * 60, "x", "x"])
 
 
 @pytest.mark.parametrize(
@@ -48,6 +52,7 @@ def test_file_of_prompts(tmp_path):
         ("no input", "line 1: not JSON"),
         ('{"text": "a"}', r"line 1: no field 'question' \(found text\)"),
         ('"a"\n" "', "line 2: 'prompt' is empty"),
+        (r'"half \ud83d"', "line 1: 'prompt' holds half of a character"),
         ('{"question": 3}', "line 1: 'question' is 3, expected a text"),
         ("", "holds no prompts"),
         (json.dumps("x" * 60), "line 1: .* do not fit into the backbone's context of 64"),

@@ -81,6 +81,13 @@ def test_update_is_that_of_one_task() -> None:
             torch.testing.assert_close(updated.get_parameter(name), value.detach(), rtol=1e-3, atol=2e-5)
 
 
+def test_a_last_minibatch_of_one_sample_is_learned_from() -> None:
+    ppo, together = PPO(minibatch=99, epochs=1), nn.Parameter(weights())
+    optimizer = torch.optim.Adam([together], lr=1e-3)
+    ppo._update(together, optimizer, ActorCritics(ROOM, 2), TABLE, batch(samples=100), number=0)
+    assert together.isfinite().all()
+
+
 def test_advantages_by_hand() -> None:
     ppo = PPO(discount=0.5, trace=0.5)
     rewards, values = torch.tensor([[1.0], [0.0], [2.0]]), torch.tensor([[4.0], [2.0], [8.0]])

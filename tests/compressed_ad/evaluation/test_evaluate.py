@@ -134,8 +134,8 @@ def test_the_split_is_the_runs(run: Path, tmp_path: Path, caplog: pytest.LogCapt
     embedded = configure(root=str(tmp_path / "gone"), embedded_if_missing=True)
     assert torch.equal(split_tasks(embedded, ENV, "test")[0], select_tasks(ENV, "test", 1, 0.8))
     HistoryWriter(tmp_path / "store", ENV, range(25), 1, 6, 25, {"name": "test"}, split_seed=7, train_share=0.6)
-    stored, source = split_tasks(configure(root=str(tmp_path / "store")), ENV, "train")
-    assert torch.equal(stored, select_tasks(ENV, "train", 7, 0.6)) and "store" in source
+    stored, source = split_tasks(configure(root=str(tmp_path / "store")), ENV, "test")
+    assert torch.equal(stored, select_tasks(ENV, "test", 7, 0.6)) and "store" in source
     HistoryWriter(tmp_path / "few", few := Darkroom(2, 3), range(4), 1, 3, 4, {}, train_share=0.5)
     assert len(split_tasks(configure(root=str(tmp_path / "few")), few, "test")[0]) == 2  # none with the usual share
     for path in (folder, configure()):

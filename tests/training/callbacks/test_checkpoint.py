@@ -60,6 +60,12 @@ def test_saves_by_steps_and_time_and_keeps_the_last(settings, steps, tmp_path):
     assert [parse_step(path) for path in find_checkpoints(tmp_path, "step_*.ckpt")] == expected
 
 
+def test_a_damaged_checkpoint_of_a_later_step_costs_no_valid_one(tmp_path):
+    (tmp_path / "step_00000020.ckpt").write_bytes(b"damaged")
+    fit(tmp_path, Checkpoints(every_n_steps=4, every_minutes=None), max_steps=12, limit_val_batches=0)
+    assert [parse_step(path) for path in find_checkpoints(tmp_path, "step_*.ckpt")] == [20, 12, 8]
+
+
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_best_checkpoints_are_kept_by_metric(mode, tmp_path):
     best = Checkpoints(monitor="val/error", mode=mode, save_best=2)

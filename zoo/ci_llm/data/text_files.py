@@ -101,7 +101,7 @@ def read_examples(files: Sequence[Path], prompt_field: str, answer_field: str) -
 
 
 def read_text(record: Any, field: str, where: str) -> str:
-    """The text of a record's field; ValueError at `where`: the field is missing, no text, or empty."""
+    """The text of a record's field; ValueError at `where`: the field is missing, no text, empty, or not Unicode."""
     if not isinstance(record, dict) or field not in record:
         content = ", ".join(map(str, record)) if isinstance(record, dict) else type(record).__name__
         raise ValueError(
@@ -113,6 +113,10 @@ def read_text(record: Any, field: str, where: str) -> str:
         raise ValueError(f"{where}: {field!r} is {text!r:.40}, expected a text; put it into quotes")
     if not text.strip():
         raise ValueError(f"{where}: {field!r} is empty; remove the line or complete it")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{where}: {field!r} holds half of a character ({error.reason}); remove the line") from error
     return text
 
 

@@ -66,6 +66,14 @@ class Tokenizer(FrozenModule):
         """Number of token ids."""
         return len(self.backend)
 
+    def check_vocabulary(self, size: int) -> None:
+        """Refuse a model whose vocabulary of `size` tokens lacks some of these."""
+        if self.vocab_size > size:
+            raise ValueError(
+                f"the tokenizer has {self.vocab_size} tokens, the backbone's vocabulary {size}: set "
+                "model.init_args.tokenizer to the backbone's own"
+            )
+
     @cached_property
     def eos_id(self) -> int:
         """The id that ends an answer."""

@@ -124,7 +124,8 @@ def _cache_key(files: Sequence[Path], tokenizer: Tokenizer, text_format: TextFor
             raise FileNotFoundError(f"no file of texts at {path}")
         with path.open("rb") as file:
             contents.append(hashlib.file_digest(file, "sha256").hexdigest())
-    facts = [VERSION, contents, tokenizer.fingerprint(), asdict(text_format)]
+    fast = getattr(tokenizer.backend, "backend_tokenizer", None)  # which has the normaliser and the merges, too
+    facts = [VERSION, contents, tokenizer.fingerprint(), fast and fast.to_str(), asdict(text_format)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 

@@ -137,6 +137,8 @@ class TextGenerator(Inference):
         rows, prompts, errors = [], [], []
         for line, content in read_json_lines(source):
             row = {"prompt": content} if isinstance(content, str) else content
+            if isinstance(row, dict):
+                row.pop("error", None)  # of an earlier prediction
             fields = (self.text_format.prompt_field, *FIELDS)
             field = next((name for name in fields if isinstance(row, dict) and name in row), fields[0])
             ids = self.encode(read_text(row, field, f"{source}, line {line}"))

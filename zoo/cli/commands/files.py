@@ -92,9 +92,8 @@ def export(path: Path, output: Path, ema: bool = True, onnx: bool = False) -> No
     from zoo.runs.onnx_export import ONNX_NAME, check_onnx_packages
     from zoo.runs.run_folder import has_config_file, refuse_links
 
-    run = path if path.is_dir() else path.parent
-    if (path.is_dir() or has_config_file(path)) and output.absolute().is_relative_to(run.absolute()):
-        refuse_links(run)
+    if has_config_file(path):
+        refuse_links(path if path.is_dir() else path.parent)
     if onnx:
         check_onnx_packages()
     specs, _, _ = read_components(path, ema)

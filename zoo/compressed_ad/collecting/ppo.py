@@ -223,8 +223,10 @@ class PPO(Algorithm):
         Source: Schulman et al. (2017), equations 7 and 9 (without entropy).
         """
         log_probabilities, values = nets.evaluate_actions(weights, table, batch.observations, batch.actions)
-        std, mean = torch.std_mean(batch.advantages, dim=1, keepdim=True)
-        advantages = (batch.advantages - mean) / (std + STD_EPSILON)
+        advantages = batch.advantages
+        if advantages.shape[1] > 1:  # one alone has no deviation
+            std, mean = torch.std_mean(advantages, dim=1, keepdim=True)
+            advantages = (advantages - mean) / (std + STD_EPSILON)
         ratios = (log_probabilities - batch.log_probabilities).exp()
         clipped = ratios.clamp(1 - self.clip, 1 + self.clip)
         gains = torch.minimum(ratios * advantages, clipped * advantages)

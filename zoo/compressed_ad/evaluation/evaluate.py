@@ -23,7 +23,7 @@ from zoo.common.journal import begin_output, pending_items
 from zoo.common.locks import writes_into
 from zoo.common.reports import replace_non_finite, terminal_table, write_report
 from zoo.common.tensors import state_digest
-from zoo.compressed_ad.data.history import read_index
+from zoo.compressed_ad.data.history import HistoryStore, read_index
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.baselines import explorer_returns, oracle_return, random_return
 from zoo.compressed_ad.envs.explorer import can_explore
@@ -195,6 +195,9 @@ def split_tasks(
     root = data.get("root")
     if root is not None and Path(root).is_dir():
         tasks = env.tasks()[read_index(Path(root))["split"][split]]
+        if split == "train":  # of which the store may hold some
+            store = HistoryStore(Path(root))
+            tasks = env.tasks()[store.tasks[store.split[split], 0]]
         if not len(tasks):
             raise ValueError(f"the split {split!r} of the histories in {root} is empty")
         return tasks, f"the histories in {root}"
@@ -203,6 +206,8 @@ def split_tasks(
             f"{root}: the histories that {run} was trained on do not exist, so its held-out tasks are unknown; "
             "give split_seed and train_share as when they were collected"
         )
+    if root is not None:
+        log.warning("%s does not exist: %s is taken as trained on histories made in code", root, run)
     if not {"split_seed", "train_share"} <= data.keys():
         log.warning("%s does not say how its tasks were divided: taken as seed %d, %s", run, SPLIT_SEED, TRAIN_SHARE)
         data = {"split_seed": SPLIT_SEED, "train_share": TRAIN_SHARE}

@@ -23,7 +23,6 @@ LOG_IN = "log in by `hf auth login`, or set HF_TOKEN"
 DOWNLOADED = ("*.safetensors", "*.json", "README.md")
 _NAME = re.compile(r"hf:/{1,2}(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.+/-]+))?/?")  # a Path has one slash
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_FROZEN_COPY = re.compile(r"frozen/[0-9a-f]{8,64}")
 
 
 class HubError(OSError):
@@ -138,8 +137,5 @@ def _check_description(path: Path, name: HubName) -> None:
         for key, value in iterate_keys([config["components"], config.get("options", {})]):
             if key.endswith(".class_path"):
                 registry.get_class(value)
-        for record in config.get("frozen", {}).values():
-            if record["folder"] is not None and not _FROZEN_COPY.fullmatch(str(record["folder"])):
-                raise ValueError(f"its description: a frozen module lies in {record['folder']!r:.60}, not in frozen/")
     except ValueError as error:
         raise ValueError(f"{name} is no model that can be loaded: {error}") from error

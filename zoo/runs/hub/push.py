@@ -111,6 +111,9 @@ def write_package(folder: Path, path: Path, name: HubName, licence: str, evaluat
     """Write the folder for a push; arguments and errors as those of `push`. Returns the title of the commit."""
     from huggingface_hub import ModelCard
 
+    run = path if path.is_dir() and path.suffix != ".ckpt" else path.parent
+    if run_folder.has_config_file(path):
+        run_folder.refuse_links(run)
     description, _, _ = read_components(path)
     model, step = load(path), description.get("step")
     source, usage = description.get("source") or path.name, model.usage.replace("PATH_OF_THIS_FOLDER", str(name))
@@ -118,7 +121,6 @@ def write_package(folder: Path, path: Path, name: HubName, licence: str, evaluat
     for key, value in run_info.flatten_config(load_json((folder / CONFIG_NAME).read_text(encoding="utf-8"))).items():
         if redact(value) != value:
             raise ValueError(f"{path}: its {key} is {value!r}, which only this machine has: nobody could load it")
-    run = path if path.is_dir() and path.suffix != ".ckpt" else path.parent
     config, recipe = redact(run_info.read_settings(run)), run_info.read_recipe_name(run / run_folder.CONFIG_NAME)
     if config:
         (folder / "training.yaml").write_text(dump_yaml(config), encoding="utf-8")

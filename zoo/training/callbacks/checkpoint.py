@@ -123,7 +123,9 @@ class Checkpoints(Checkpoint):
 
     def on_validation_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         """Save and exit in a validation but the last; several processes finish it, as their batches may differ."""
-        if trainer.world_size == 1 and trainer.state.fn == "fit" and self.stop.exit_code and not is_last_batch(trainer):
+        if trainer.world_size > 1 or trainer.state.fn != "fit" or is_last_batch(trainer):
+            return
+        if self.stop.exit_code and not trainer.fit_loop.epoch_loop._should_accumulate():
             self._finish_step(trainer, self.stop.exit_code)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -198,7 +200,9 @@ class Checkpoints(Checkpoint):
             return
         trainer.save_checkpoint(path, weights_only=False)
         if trainer.is_global_zero:
-            outdated = files.find_checkpoints(path.parent, "step_*.ckpt")[self.keep_last :]
+            saved = files.find_checkpoints(path.parent, "step_*.ckpt")
+            # one of a later step is damaged: the training was resumed from one before it
+            outdated = [each for each in saved if files.parse_step(each) <= trainer.global_step][self.keep_last :]
             if self.monitor is not None and self.save_best > 0:
                 outdated += self._best_paths(path.parent)[self.save_best :]
             for old in outdated:
