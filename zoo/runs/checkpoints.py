@@ -139,14 +139,15 @@ def find_checkpoint(path: Path) -> Path:
 def find_checkpoints(folder: Path, pattern: str = "*.ckpt") -> list[Path]:
     """List the checkpoints of a run folder, the most advanced first (by the step in the name, then by time).
 
+    Of one step, the best checkpoints come last: theirs may be a validation between accumulated batches.
     Names that cannot be printed (other bytes than UTF-8) are left out.
     """
     entries = []
     for path in folder.glob(pattern):
         if TEMPORARY_MARK not in path.name and path.name.isprintable() and path.is_file():
             with contextlib.suppress(FileNotFoundError):  # deleted just now
-                entries.append((parse_step(path), path.stat().st_mtime, path))
-    return [path for _, _, path in sorted(entries, reverse=True)]
+                entries.append((parse_step(path), not path.name.startswith("best-"), path.stat().st_mtime, path))
+    return [path for *_, path in sorted(entries, reverse=True)]
 
 
 def best_checkpoint(folder: Path, mode: str) -> Path | None:

@@ -112,8 +112,8 @@ def folder(path: Path, limit: int = 0, flat: bool = False) -> ImageSet:
     labels: list[int] = []
     stray: list[str] = []
     for subfolder in sorted(subfolder for subfolder in path.glob("[!.]*") if subfolder.is_dir()):
-        found = (file for file in subfolder.rglob("[!.]*") if "/." not in file.relative_to(path).as_posix())
-        files = image_files(found)[:limit]
+        visible = (file for file in subfolder.rglob("[!.]*") if "/." not in file.relative_to(path).as_posix())
+        files = image_files(visible)[:limit]
         if not files:
             stray.append(subfolder.name)
             continue
