@@ -354,7 +354,7 @@ CLAIMS = (
 TRIED = {
     "flow/emoji_64": "one recipe, five CPU-minutes a net, one seed: too short for the transformer, whose patches are "
     "of 8 pixels, and for MeanFlow, which begins with it; the U-Net has seen three epochs",
-    "ci_llm/demo": "another rounding of the backbone's training moved the mean from 0.98 to 1.05: both are level",
+    "ci_llm/demo": "other roundings of the backbone's training moved the mean between 0.98 and 1.06: both are level",
     "ci_llm/crowds": "agents parted by first weights, order, data, prompts and a diversity term; on reversals all but "
     "those of parts of the data end at 0.001 to 0.05 nats, where ratios are chance",
     "compressed_ad/anymdp": "CAD for 250 batches (0.42 of AD in the twentieth episode), now 1,000: it is ahead of AD "
