@@ -197,7 +197,7 @@ def split_tasks(
         tasks = env.tasks()[read_index(Path(root))["split"][split]]
         if split == "train":  # of which the store may hold some
             store = HistoryStore(Path(root))
-            tasks = env.tasks()[store.tasks[store.split[split], 0]]
+            tasks = store.tasks[store.split[split]]
         if not len(tasks):
             raise ValueError(f"the split {split!r} of the histories in {root} is empty")
         return tasks, f"the histories in {root}"
