@@ -125,7 +125,7 @@ def _cache_key(files: Sequence[Path], tokenizer: Tokenizer, text_format: TextFor
         with path.open("rb") as file:
             contents.append(hashlib.file_digest(file, "sha256").hexdigest())
     fast = getattr(tokenizer.backend, "backend_tokenizer", None)  # which has the normaliser and the merges, too
-    facts = [VERSION, contents, tokenizer.fingerprint(), fast and fast.to_str(), asdict(text_format)]
+    facts = [VERSION, contents, tokenizer.fingerprint(), None if fast is None else fast.to_str(), asdict(text_format)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 

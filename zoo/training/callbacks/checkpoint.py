@@ -201,7 +201,7 @@ class Checkpoints(Checkpoint):
         trainer.save_checkpoint(path, weights_only=False)
         if trainer.is_global_zero:
             saved = files.find_checkpoints(path.parent, "step_*.ckpt")
-            # one of a later step is damaged: the training was resumed from one before it
+            # those of later steps do not count: the training was resumed from one before them, as they are damaged
             outdated = [each for each in saved if files.parse_step(each) <= trainer.global_step][self.keep_last :]
             if self.monitor is not None and self.save_best > 0:
                 outdated += self._best_paths(path.parent)[self.save_best :]
