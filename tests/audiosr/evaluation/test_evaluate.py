@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,13 @@ import pytest
 import torch
 
 from tests.audiosr.task_parts import AUTOENCODER, RATE, VOCODER
+from zoo.audio.corpora.corpus import MemoryCorpus
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
 from zoo.audiosr.data.simulate import lowpass
+from zoo.audiosr.data.sources import Recordings
 from zoo.audiosr.evaluation.baselines import linear, mean_envelope, shaped_noise
-from zoo.audiosr.evaluation.evaluate import EvaluationOptions, evaluate, evaluate_run, low_band_si_sdr
+from zoo.audiosr.evaluation.evaluate import EvaluationOptions, evaluate, evaluate_run, low_band_si_sdr, make_grid
 from zoo.common.build import build
 from zoo.runs.export import write_export
 
@@ -71,6 +74,23 @@ def test_what_cannot_be_evaluated_is_refused(export, tmp_path):
         evaluate(export, tmp_path / "out", EvaluationOptions(data=tmp_path / "data", cutoffs_hz=(7900.0,)))
     with pytest.raises(ValueError, match="--sampler"):
         evaluate_run(export, tmp_path / "out", steps=3)
+    clips = MemoryCorpus(["0"], [np.ones(RATE, np.float32)])
+    pairs: Any = SimpleNamespace(val_set=SimpleNamespace(recordings=Recordings(clips, clips, np.zeros(1, int))))
+    with pytest.raises(ValueError, match="--cutoffs"):
+        make_grid(pairs, EvaluationOptions(cutoffs_hz=(2000.0,)), RATE)
+
+
+def test_short_and_silent_files_do_not_count_as_zeros(export, tmp_path):
+    files.write(tmp_path / "data" / "silent.wav", np.zeros(RATE // 2), RATE)
+    rows = {}
+    for seconds in (0.5, 2.0):
+        options = EvaluationOptions(tmp_path / "data", (2000.0,), seconds=seconds)
+        for row in evaluate(export, tmp_path / str(seconds), options):
+            rows[row["name"], row["system"], seconds] = row
+    speech, longer = (rows["0.wav@2000", "unprocessed", seconds] for seconds in (0.5, 2.0))
+    assert longer["seconds"] == speech["seconds"] == 0.5
+    assert longer["lsd"] == pytest.approx(speech["lsd"], rel=0.05)
+    assert np.isnan(rows["silent.wav@2000", "restored", 0.5]["lsd"])
 
 
 def test_the_low_band_alone_is_compared():

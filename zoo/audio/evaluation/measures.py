@@ -80,7 +80,7 @@ def compute_metrics(
         metric = METRICS[name]
         rate = metric.sample_rate or sample_rate
         restored, clean = pair.at(rate)
-        if _is_silent(clean):
+        if is_silent(clean):
             results: Sequence[float] = [math.nan] * len(metric.measures)
         else:
             results = metric.compute(restored * np.float32(gain) if metric.follows_level else restored, clean, rate)
@@ -105,7 +105,8 @@ def check_names(names: Sequence[str]) -> None:
         raise ImportError(f"metrics: {', '.join(missing)} need the extra `metrics`: pip install 'zoo[metrics]'")
 
 
-def _is_silent(audio: np.ndarray) -> bool:
+def is_silent(audio: np.ndarray) -> bool:
+    """Whether a signal (T,) holds nothing to compare: no sample, or none of -80 dB of full scale."""
     return not len(audio) or float(np.abs(audio).max()) < _SILENCE
 
 
@@ -127,7 +128,7 @@ def _pesq(restored: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:
 
     scores = []
     for signal, reference in _split_pair(restored, clean, rate, _PESQ_SECONDS):
-        silent = _is_silent(signal) or _is_silent(reference)
+        silent = is_silent(signal) or is_silent(reference)
         score = math.nan if silent else pesq(rate, reference, signal, "wb", on_error=PesqError.RETURN_VALUES)
         scores.append(score if score > 0 else math.nan)  # errors are negative; a score is at least 1.02
     return [_mean_defined(scores)]
@@ -137,7 +138,7 @@ def _stoi(restored: np.ndarray, clean: np.ndarray, rate: int, extended: bool = F
     """STOI of Taal et al. (2011), or with `extended` ESTOI of Jensen and Taal (2016)."""
     from pystoi import stoi
 
-    if _is_silent(restored) or len(clean) < _STOI_SECONDS * rate:
+    if is_silent(restored) or len(clean) < _STOI_SECONDS * rate:
         return [math.nan]
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)  # it warns and returns 1e-5 where too few frames hold speech
@@ -148,7 +149,7 @@ def _stoi(restored: np.ndarray, clean: np.ndarray, rate: int, extended: bool = F
 
 
 def _si_sdr(restored: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:
-    return [math.nan if _is_silent(restored) else float(metrics.si_sdr(*_tensors(restored, clean)))]
+    return [math.nan if is_silent(restored) else float(metrics.si_sdr(*_tensors(restored, clean)))]
 
 
 def _mcd(restored: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:

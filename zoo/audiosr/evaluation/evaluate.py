@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,6 +20,7 @@ from torch import Tensor
 from zoo.audio.corpora.cache import relative_names
 from zoo.audio.corpora.corpus import PEAK, MemoryCorpus
 from zoo.audio.evaluation import metrics
+from zoo.audio.evaluation.measures import is_silent
 from zoo.audio.evaluation.summary import MetricColumn, failed_rows, summarize, summary_table, write_tables
 from zoo.audio.io import files
 from zoo.audio.io.files import AudioFileError
@@ -132,7 +134,9 @@ def make_grid(recipe: SuperResolutionData | None, options: EvaluationOptions, sa
     if options.data is None:
         assert recipe is not None  # load_recipe_data has checked
         grid = recipe.val_set
-        if options.cutoffs_hz is not None and grid.recordings.low is None:
+        if options.cutoffs_hz is not None:
+            if grid.recordings.low is not None:
+                raise ValueError("--cutoffs: the run's data is pairs, whose cut-offs are found in them")
             grid.cutoffs_hz = list(options.cutoffs_hz)
     else:
         recordings = read_excerpts(options.data, sample_rate, options.seconds, options.max_items)
@@ -175,8 +179,9 @@ def evaluate(run: Path, output: Path, options: EvaluationOptions, device: str = 
         clip, column = divmod(number, len(grid.cutoffs_hz))
         name = f"{grid.recordings.high.names[int(grid.indices[clip])]}@{grid.cutoffs_hz[column]:g}"
         row: Row = {"name": name, "status": "done", "reason": ""}
+        length = grid.samples if options.data is None else grid.recordings.length(int(grid.indices[clip]))
         try:
-            rows += [row | each for each in _measure_item(restorer, grid, number, envelope)]
+            rows += [row | each for each in _measure_item(restorer, grid[number], length, envelope)]
         except (AudioFileError, ValueError) as error:
             log.warning("%s failed: %s", name, error)
             failed = {"status": "failed", "reason": format_error(error)}
@@ -206,11 +211,11 @@ def _write_report(output: Path, rows: list[Row], systems: Sequence[str], facts: 
 
 
 def _measure_item(
-    restorer: Restorer, grid: ValidationGrid, number: int, envelope: np.ndarray | None
+    restorer: Restorer, item: Mapping[str, Tensor], length: int, envelope: np.ndarray | None
 ) -> Iterator[dict[str, Any]]:
-    """Run and measure all systems on an item: rows without its name."""
-    item, rate = grid[number], restorer.sample_rate
-    high, low, cutoff_hz = item["high"][0].numpy(), item["low"][0].numpy(), float(item["cutoff_hz"])
+    """Run and measure all systems on the first samples of an item: rows without its name; NaN of a silent target."""
+    high, low = (item[key][0, :length].numpy() for key in ("high", "low"))
+    cutoff_hz, rate = float(item["cutoff_hz"]), restorer.sample_rate
     started = time.perf_counter()
     restored = restorer(low, rate, cutoff_hz=cutoff_hz)
     seconds = len(high) / rate
@@ -221,14 +226,13 @@ def _measure_item(
     signals |= {CEILING: restorer(low, rate, cutoff_hz, high), RESTORED: restored}
     for system, audio in signals.items():
         prediction, target = torch.from_numpy(np.asarray(audio, np.float32)), torch.from_numpy(high)
-        row = {
-            "system": system,
-            "cutoff_hz": cutoff_hz,
-            "seconds": seconds,
+        values = {
             **band_distances(prediction, target, rate, cutoff_hz),
             **upper_bands(prediction, target, rate, cutoff_hz),
             "si_sdr_low": low_band_si_sdr(audio, low, rate, cutoff_hz),
         }
+        values = dict.fromkeys(values, math.nan) if is_silent(high) else values
+        row = {"system": system, "cutoff_hz": cutoff_hz, "seconds": seconds, **values}
         yield row | {"real_time_factor": factor} if system == RESTORED else row
 
 
@@ -279,7 +283,7 @@ def evaluate_run(
         data: folder of full-band audio that was not trained on; the validation clips of the run when not given.
         cutoffs: cut-offs in Hz; those of the run's validation, or 2, 4, 8, 12 and 16 kHz, when not given.
         max_items: most clips.
-        seconds: length of an excerpt of the files in DATA.
+        seconds: length of an excerpt of the files in DATA; of a shorter file all is taken.
         sampler: ddim or dpm (DPM-Solver++); the run's when not given.
         steps: of that sampler; 100 and 15 when not given.
         guidance_scale: the run's when not given.
