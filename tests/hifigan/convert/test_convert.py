@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import zoo
+from zoo.audio.analysis.mel import LogMel
 from zoo.common.build import build
 from zoo.convert.engine import EMA_NOTE, NO_TRAINING
 from zoo.hifigan.convert import (
@@ -22,8 +23,10 @@ from zoo.hifigan.convert import (
 )
 from zoo.hifigan.convert.config import DEFAULTS, generator_spec
 from zoo.hifigan.convert.layouts import to_original_names, to_zoo_names
+from zoo.hifigan.convert.vocos import VocosConverter
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
 from zoo.hifigan.nets.generator import Generator
+from zoo.hifigan.nets.vocos import Vocos
 from zoo.runs.checkpoints import save_checkpoint
 
 CONFIG = DEFAULTS | {
@@ -298,10 +301,17 @@ def test_contradictions_are_refused(folder, tmp_path):
             refuse()
     convert(folder, tmp_path / "ours.ckpt")
     (tmp_path / "back").mkdir()
-    (tmp_path / "back" / "config.json").write_text(json.dumps(CONFIG | {"upsample_initial_channel": 16}))
-    with pytest.raises(ValueError, match="describes another generator"):
-        convert(tmp_path / "ours.ckpt", tmp_path / "back")
-    assert [path.name for path in (tmp_path / "back").iterdir()] == ["config.json"]
+    for other in ({"upsample_initial_channel": 16}, {"fmax": 4000}):
+        (tmp_path / "back" / "config.json").write_text(json.dumps(CONFIG | other))
+        with pytest.raises(ValueError, match="describes another vocoder"):
+            convert(tmp_path / "ours.ckpt", tmp_path / "back")
+        assert [path.name for path in (tmp_path / "back").iterdir()] == ["config.json"]
+    checkpoint = load(tmp_path / "ours.ckpt")
+    del checkpoint["zoo"]["original_config"]  # as of a run of ours
+    checkpoint["zoo"]["components"]["mel"]["init_args"]["mel_scale"] = "htk"
+    save_checkpoint(checkpoint, tmp_path / "htk.ckpt")
+    with pytest.raises(ValueError, match="htk"):
+        convert(tmp_path / "htk.ckpt", tmp_path / "htk")
     (folder / "config.json").write_text(json.dumps(CONFIG | {"hop_size": 16}))
     for refuse in (
         lambda: convert_config(folder),
@@ -333,6 +343,16 @@ def test_generator_of_other_features(tmp_path: Path) -> None:
     for refuse in (lambda: convert(tmp_path, tmp_path / "ours.ckpt"), lambda: convert_config(tmp_path)):
         with pytest.raises(ValueError, match="no mel"):
             refuse()
+
+
+def test_vocos_format_has_one_mel(tmp_path: Path) -> None:
+    sizes = {"sample_rate": 8000, "n_fft": 32, "hop_length": 8, "win_length": 32, "n_mels": 4, "f_max": None}
+    net, arguments = Vocos(4, 8, 16, 1, 32, 8), {"dim": 8, "n_fft": 32, "hop_length": 8, "padding": "same"}
+    for floors in ({"floor": 1e-7}, {"magnitude_floor": 0.0}):
+        with pytest.raises(ValueError, match="Vocos' own mel"):
+            VocosConverter().to_original(net, tmp_path, LogMel(**sizes, mel_scale="htk", **floors), arguments)
+    mel = LogMel(**sizes, mel_scale="htk", magnitude_floor=0.0, floor=1e-7)
+    VocosConverter().to_original(net, tmp_path / "fits", mel, arguments)
 
 
 @pytest.mark.parametrize("key", ["n_fft", "hop_size", "win_size", "fmin"])

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from zoo.audio.analysis.mel import LogMel
 from zoo.convert.network_description import component
 from zoo.convert.settings import read_settings_file
 from zoo.hifigan.convert import bigvgan
@@ -32,6 +33,7 @@ MEL_KEYS = {
     "fmin": "f_min",
     "fmax": "f_max",
 }
+FIXED_MEL = ("padding", "mel_scale", "magnitude_floor", "floor")  # of which a config says nothing
 DATA_KEYS = {
     "sampling_rate": "sample_rate",
     "segment_size": "segment_samples",
@@ -145,9 +147,14 @@ def _arguments(config: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, 
 def original_config(generator: Mapping[str, Any], mel: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the contents of config.json for the constructor arguments of a generator and of its mel front end.
 
-    Without the latter they are the generator's keys alone.
+    Without the latter they are the generator's keys alone. ValueError for a mel other than HiFi-GAN's.
     """
     config = {key: generator[zoo] for key, zoo in GENERATOR_KEYS.items()}
     if "log_scale" in generator:
         config |= {key: generator[zoo] for key, (zoo, _) in bigvgan.GENERATOR_KEYS.items()}
-    return config if mel is None else DEFAULTS | config | {key: mel[zoo] for key, zoo in MEL_KEYS.items()}
+    if mel is None:
+        return config
+    front, usual = LogMel(**mel), LogMel()
+    if others := {name: getattr(front, name) for name in FIXED_MEL if getattr(front, name) != getattr(usual, name)}:
+        raise ValueError(f"the original's format holds HiFi-GAN's mel alone, this one has {others}; use `zoo export`")
+    return DEFAULTS | config | {key: mel[zoo] for key, zoo in MEL_KEYS.items()}

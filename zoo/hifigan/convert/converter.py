@@ -19,7 +19,7 @@ from zoo.convert.engine import EMA_NOTE, ConvertedModel, Converter, ZooCheckpoin
 from zoo.convert.settings import read_settings_file
 from zoo.convert.tensor_names import State, group_by_component
 from zoo.hifigan.convert import bigvgan, layouts
-from zoo.hifigan.convert.config import CONFIG_NAME, DEFAULTS, generator_spec, original_config, to_recipe
+from zoo.hifigan.convert.config import CONFIG_NAME, DEFAULTS, MEL_KEYS, generator_spec, original_config, to_recipe
 from zoo.hifigan.convert.layouts import FILE_NAME, NETS, Config, HifiganFile
 from zoo.hifigan.convert.vocos import VocosConverter
 from zoo.hifigan.nets.bigvgan import BigVGAN
@@ -174,7 +174,7 @@ class HifiganConverter(Converter[HifiganFile]):
     def to_original(self, module: nn.Module, path: Path | str) -> None:
         """Write a generator as an original `g_*` file, and its settings as config.json if none is there.
 
-        ValueError when the format cannot hold it, or a config.json there describes another generator.
+        ValueError when the format cannot hold it, or a config.json there describes another.
         """
         path = Path(path)
         if not isinstance(module, Generator | BigVGAN):
@@ -196,16 +196,16 @@ class HifiganConverter(Converter[HifiganFile]):
 
 
 def _write_config(path: Path, config: Mapping[str, Any]) -> None:
-    """Write config.json where there is none; refuse one that describes another generator."""
+    """Write config.json where there is none; refuse one that describes another generator or mel."""
     if not path.is_file():
         write_atomic(path, lambda file: file.write(json.dumps(config, indent=2).encode()))
         return
-    existing, expected = (
-        json.loads(json.dumps(generator_spec(each)["init_args"])) for each in (read_settings_file(path), config)
-    )
+    content = read_settings_file(path)
+    existing, expected = (json.loads(json.dumps(generator_spec(each)["init_args"])) for each in (content, config))
     differing = [key for key in expected if existing.get(key) != expected[key]]
+    differing += [key for key in MEL_KEYS if key in config and content.get(key) != config[key]]
     if differing:
-        raise ValueError(f"{path} describes another generator ({', '.join(differing)} differ); choose another folder")
+        raise ValueError(f"{path} describes another vocoder ({', '.join(differing)} differ); choose another folder")
 
 
 def _settings(source: ZooCheckpoint) -> dict[str, Any]:

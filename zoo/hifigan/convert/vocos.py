@@ -141,12 +141,10 @@ class VocosConverter(Converter[OriginalFile]):
         if not isinstance(module, Vocos) or mel is None or arguments is None:
             raise ValueError(f"expected a run or checkpoint of a Vocos, found {type(module).__name__}")
         check_finite(module.state_dict(), type(module).__name__)
-        if isinstance(mel, LogMel) and (
-            mel.mel_scale != "htk" or mel.f_min or mel.f_max != mel.sample_rate / 2 or mel.win_length != mel.n_fft
-        ):
-            raise ValueError(
-                f"the format holds Vocos' own mel alone (htk, all frequencies): {mel.mel_scale} {mel.f_max}"
-            )
+        if isinstance(mel, LogMel):
+            expected = FIXED_MEL | {"f_max": mel.sample_rate / 2, "win_length": mel.n_fft}
+            if others := {name: getattr(mel, name) for name in expected if getattr(mel, name) != expected[name]}:
+                raise ValueError(f"the format holds Vocos' own mel alone ({expected}), this one has {others}")
         if isinstance(mel, EncodecFeatures) and mel.source not in SOURCES.values():
             raise ValueError(f"the format knows {', '.join(SOURCES)} alone, not the codec {mel.source}")
         folder.mkdir(parents=True, exist_ok=True)
