@@ -21,6 +21,7 @@ from zoo.common.configs import load_recipe
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.common.systems import recipe_root
 from zoo.hifigan.nets.generator import Generator
+from zoo.runs.checkpoints import save_checkpoint
 from zoo.runs.init_from import init_from
 from zoo.runs.load import load
 
@@ -71,7 +72,7 @@ def test_there_and_back(tmp_path: Path, layout: str) -> None:
     assert report["layout"] == layout
     assert report["step"] == 40
     back = tmp_path / "back" / ("step_40.bin" if layout == "audiosr" else "step_40.pt")
-    convert(actual, back)
+    assert not any("features.kind" in note for note in convert(actual, back)["notes"])
     reference, again = load_foreign_checkpoint(source), load_foreign_checkpoint(back)
     expected = {key.replace("module._orig_mod.", ""): value for key, value in reference["state_dict"].items()}
     left_out = ("clap.", "model_ema.dec", "vae.vocoder.")
@@ -83,6 +84,11 @@ def test_there_and_back(tmp_path: Path, layout: str) -> None:
     for key, value in reference.get("ema", {}).items():
         if key.startswith("model."):
             assert torch.equal(again["ema"][key], value), key
+    checkpoint = torch.load(actual, weights_only=True)
+    features = checkpoint["zoo"]["components"]["features"]["init_args"]
+    features["kind"] = "projectlily" if layout == "audiosr" else "audiosr"
+    save_checkpoint(checkpoint, actual)
+    assert any(f"features.kind is {features['kind']}" in note for note in convert(actual, back)["notes"])
 
 
 def test_an_export_restores(tmp_path: Path) -> None:

@@ -312,6 +312,11 @@ def test_contradictions_are_refused(folder, tmp_path):
     save_checkpoint(checkpoint, tmp_path / "htk.ckpt")
     with pytest.raises(ValueError, match="htk"):
         convert(tmp_path / "htk.ckpt", tmp_path / "htk")
+    checkpoint = load(tmp_path / "ours.ckpt")
+    del checkpoint["state_dict"]["msd.discriminators.2.conv_post.bias"]
+    save_checkpoint(checkpoint, tmp_path / "other.ckpt")
+    report = convert(tmp_path / "other.ckpt", tmp_path / "other")
+    assert [Path(name).name for name in report["target"]] == [G] and "no do_ file" in report["notes"][-1]
     (folder / "config.json").write_text(json.dumps(CONFIG | {"hop_size": 16}))
     for refuse in (
         lambda: convert_config(folder),

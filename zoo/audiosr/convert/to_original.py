@@ -267,6 +267,9 @@ def from_zoo(source: Path, target: Path) -> dict[str, Any]:
         nets = _read_zoo(origin)
         layout = choose_layout(nets.net, nets.autoencoder, file.suffix)
         notes += write_original(nets, layout, file)
+        kind = "audiosr" if layout == "audiosr" else "projectlily"
+        if nets.features is not None and nets.features.kind != kind:
+            notes.append(f"features.kind is {nets.features.kind}, the layout's programs compute the mels of {kind}")
         if not nets.averaged:
             notes.append(f"{origin.name} has no averaged weights: {file.name} holds the live ones alone")
     return {"target": list(targets), "layout": layout, "notes": list(dict.fromkeys(notes))}

@@ -153,7 +153,13 @@ class HifiganConverter(Converter[HifiganFile]):
         is_bigvgan = isinstance(generator, BigVGAN)
         discriminators = [name for name in nets if name in NETS[1:]]
         required = ["mpd", "mrd" if is_bigvgan else "msd"]
-        if sorted(discriminators) == required:
+        try:
+            if sorted(discriminators) != required:
+                raise ValueError(f"the checkpoint lacks {' or '.join(required)}")
+            layouts.discriminator_specs(zoo_checkpoint.state, source, config)
+        except ValueError as error:
+            notes.append(f"no do_ file: {error}")
+        else:
             epoch = int(zoo_checkpoint.checkpoint.get("epoch", 0))
             decays = steps if is_bigvgan else epoch  # BigVGAN's schedule counts steps
             content = {
@@ -166,8 +172,6 @@ class HifiganConverter(Converter[HifiganFile]):
             notes.append("optimizers start fresh: the do_ file holds new ones of AdamW")
             written.append(target / f"do_{steps:08d}")
             write_atomic(written[-1], lambda file: torch.save(content, file))
-        else:
-            notes.append(f"no do_ file: the checkpoint lacks {' or '.join(required)}")
         self.to_original(generator, written[0])
         return {"target": written, "tensors": len(zoo_checkpoint.state), "steps": steps, "notes": notes}
 
