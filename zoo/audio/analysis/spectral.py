@@ -60,8 +60,7 @@ class MultiScaleMel(nn.Module):
         f_min: lower edge of the lowest band of each in Hz; one number for all.
         f_max: upper edge of the highest band of each in Hz; None is half of the sample rate.
         power: of the mel before its logarithm.
-        magnitude_weight: of a second L1 distance: of the log-mels again (BigVGAN), or of plain mels.
-        plain_magnitudes: take plain mels for it (DAC).
+        magnitude_weight: of the same distance once more, as BigVGAN counts it.
 
     Source: DAC, section 3.4 (Kumar et al., 2023); BigVGAN v2.
     """
@@ -75,13 +74,12 @@ class MultiScaleMel(nn.Module):
         f_max: Sequence[float | None] | float | None = None,
         power: float = 1.0,
         magnitude_weight: float = 0.0,
-        plain_magnitudes: bool = False,
     ) -> None:
         super().__init__()
         lows = f_min if isinstance(f_min, Sequence) else [f_min] * len(windows)
         highs = f_max if isinstance(f_max, Sequence) else [f_max] * len(windows)
         self.sample_rate, self.windows, self.power = sample_rate, tuple(windows), power
-        self.magnitude_weight, self.plain_magnitudes = magnitude_weight, plain_magnitudes
+        self.magnitude_weight = magnitude_weight
         for size, count, low, high in zip(windows, bands, lows, highs, strict=True):
             basis = torchaudio.functional.melscale_fbanks(
                 size // 2 + 1, low, sample_rate / 2 if high is None else high, count, sample_rate, "slaney", "slaney"
@@ -94,12 +92,10 @@ class MultiScaleMel(nn.Module):
         total = prediction.new_zeros((), dtype=torch.float32)
         with torch.autocast(prediction.device.type, enabled=False):
             for size in self.windows:
-                mels = [self._mel(audio, size) for audio in (prediction, target)]
-                logs = [self.power * mel.clamp(min=_LEAST_MEL).log10() for mel in mels]
-                total = total + (logs[0] - logs[1]).abs().mean()
-                if self.magnitude_weight:
-                    magnitudes = mels if self.plain_magnitudes else logs
-                    total = total + self.magnitude_weight * (magnitudes[0] - magnitudes[1]).abs().mean()
+                logs = [
+                    self.power * self._mel(audio, size).clamp(min=_LEAST_MEL).log10() for audio in (prediction, target)
+                ]
+                total = total + (1 + self.magnitude_weight) * (logs[0] - logs[1]).abs().mean()
         return total
 
     def _mel(self, audio: Tensor, size: int) -> Tensor:
