@@ -42,8 +42,6 @@ def pairwise_sliced_wasserstein(representations: Tensor, directions: Tensor) -> 
             f"{count} point sets of {dims} dimensions need directions ({dims}, n) or ({len(pairs)}, {dims}, n), "
             f"found {tuple(directions.shape)}"
         )
-    if not pairs:
-        return representations.new_zeros(0, dtype=torch.float32)
     first, second = (list(side) for side in zip(*pairs, strict=True))
     points = representations.float()
     directions = directions.to(points)
@@ -53,28 +51,6 @@ def pairwise_sliced_wasserstein(representations: Tensor, directions: Tensor) -> 
         ordered = (points @ directions).sort(dim=1).values
         projected = [ordered[side] for side in (first, second)]
     return (projected[0] - projected[1]).square().mean(dim=(1, 2))
-
-
-def sliced_wasserstein(
-    representations: Tensor,
-    projections: int = 64,
-    generator: torch.Generator | None = None,
-    directions: Tensor | None = None,
-    shared: bool = True,
-) -> Tensor:
-    """Mean over all pairs of agents of the squared sliced Wasserstein distance of (K, B, D); 0 for a single agent.
-
-    Args:
-        directions: (D, n) or (P, D, n); sampled by default.
-        shared: sample one set for all pairs (K projections); otherwise one for each pair, as the original does.
-    """
-    count, _, dims = representations.shape
-    if count < 2:
-        return representations.new_zeros((), dtype=torch.float32)
-    if directions is None:
-        pairs = None if shared else count * (count - 1) // 2
-        directions = random_directions(dims, projections, generator, pairs)
-    return pairwise_sliced_wasserstein(representations, directions).mean()
 
 
 def pairwise_kl(log_probs: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.nn.functional import all_gather
 
-from zoo.ci_llm.losses.distances import random_directions, sliced_wasserstein
+from zoo.ci_llm.losses.distances import pairwise_sliced_wasserstein, random_directions
 from zoo.ci_llm.losses.likelihood import IGNORED, shifted_labels
 from zoo.common.checks import check_at_least, check_one_of
 from zoo.common.tensors import sample_uniforms_numpy
@@ -87,7 +87,7 @@ class Diversity:
         target: the term is `weight * max(0, target - R)` and stops pushing at the target; without one, `-weight * R`.
         warmup_steps: optimizer steps until the weight is full; it grows linearly from step 0 on.
         gather: compare the point sets of all ranks instead of each rank's own.
-        shared: one set of directions for all pairs of agents; see `sliced_wasserstein`.
+        shared: one set of directions for all pairs of agents (K projections); otherwise one for each, as the original.
         seed: of the directions, which depend on it and the step alone and thus are equal on all ranks.
     """
 
@@ -146,7 +146,7 @@ class Diversity:
             return points.sum() * 0
         if directions is None:
             directions = self.directions(points.shape[-1], len(points), step)
-        return sliced_wasserstein(points, directions=directions)
+        return pairwise_sliced_wasserstein(points, directions).mean()
 
     def factor(self, step: int) -> float:
         """Weight of the term at optimizer step `step` (from 0)."""
