@@ -4,10 +4,12 @@ import json
 import shutil
 
 import pytest
+import torch
 
 from tests.ci_llm.crowd_parts import CONFIGS
 from tests.ci_llm.task_parts import byte_task
-from zoo.ci_llm import BpeTokenizer, LearningBackbone, Sampling, TextGenerator
+from zoo.ci_llm import BpeTokenizer, LearningBackbone, Mean, Sampling, TextGenerator
+from zoo.ci_llm.evaluation.evaluate import evaluate
 from zoo.ci_llm.pretrain_task import save_backbone
 from zoo.cli.main import main
 from zoo.runs.load import load
@@ -44,6 +46,22 @@ def test_file_of_prompts(tmp_path):
     assert shorter.process_file(target, tmp_path / "again.jsonl")["failed"] == 0
     again = [json.loads(line) for line in (tmp_path / "again.jsonl").read_text().splitlines()]
     assert [row["text"] for row in again] == shorter(["2 + 3", "x" * 60, "x", "x"])
+
+
+def test_likelihoods_are_those_of_the_generated_tokens(tmp_path):
+    made = text_generator(1, max_new_tokens=2, sampling=Sampling(temperature=1.5))
+    prompt = made.encode("2 + 3")
+    for made.answer_seed in range(300):
+        ((text,),) = made.generate_texts([prompt], Mean())
+        if text.isascii() and len(text) == 2 and text.strip() not in ("", text):
+            break
+    values = {"question": "2 + 3", "max_new_tokens": 2, "temperature": 1.5, "seed": made.answer_seed}
+    answer, *_, table = made.answer(values, tmp_path, lambda *progress: None)
+    with torch.no_grad():
+        ids = torch.tensor([[*prompt, *made.tokenizer.encode(text)]])
+        log_probs = made.crowd(ids, torch.ones_like(ids))[0, 0, -3:-1].log_softmax(-1)
+    assert answer.data == text.strip() != text
+    assert table.data["rows"][0][1] == pytest.approx(float(log_probs.gather(1, ids[0, -2:, None]).mean()), abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +104,8 @@ def test_runs_and_exports_need_no_other_folder(tmp_path, monkeypatch):
         assert main(["fit", "ci_llm/smoke", *(f"--{key}={value}" for key, value in options.items())]) in (0, None)
         expected = load(name)(PROMPTS[:2])
         assert main(["export", name, f"export_{name}"]) in (0, None)
+        with pytest.raises(ValueError, match="which names the data of a run: give --questions"):
+            evaluate(tmp_path / f"export_{name}", tmp_path / "evaluation")
         (tmp_path / "elsewhere").mkdir(exist_ok=True)
         for path in (name, f"export_{name}"):
             shutil.move(path, tmp_path / "elsewhere" / path)

@@ -6,6 +6,7 @@ The work is shared by processes and resumed after a kill.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,7 +33,10 @@ from zoo.common.environment import local_device
 from zoo.common.journal import begin_output, pending_items
 from zoo.common.locks import delete_held_lock, writes_into
 from zoo.common.tensors import state_digest
+from zoo.runs.run_folder import has_config_file
 from zoo.training.resume import item_seed
+
+log = logging.getLogger(__name__)
 
 PARTS_NAME, WEIGHTS_NAME = "parts", "weights.json"
 DEFAULT_ANSWERS = AnswerSettings()
@@ -151,7 +155,8 @@ def evaluate(
     Args:
         run: run folder, checkpoint or export of CI-LLM.
         output: folder to write.
-        questions: file of questions and answers, or folder with a file of the split; by default the run's data.
+        questions: file of questions and answers, or folder with a file of the split; by default the run's data, which
+            an export does not name.
         validation: likewise, to fit the agents' weights; by default the run's, none where `questions` is given.
         split: of the questions.
         prompt_field: name of the question in the files; as in the run by default.
@@ -164,6 +169,10 @@ def evaluate(
     trained, data, limit = load_crowd(run, local_device(device))
     if (prompt_field or answer_field) and questions is None and validation is None:
         raise ValueError("--prompt_field and --answer_field name the fields of --questions, which is not given")
+    if not has_config_file(run):
+        if questions is None:
+            raise ValueError(f"{run} has no config.yaml, which names the data of a run: give --questions")
+        log.warning("%s has no config.yaml: answers are scored as %r", run, data.text_format.answer_template)
     fields = (prompt_field or data.text_format.prompt_field, answer_field or data.text_format.answer_field)
     if questions is None:
         examples, held_out = data.examples(split), data.validation_examples()

@@ -91,14 +91,14 @@ class TextGenerator(Inference):
             encoded.append(self.encode(prompt))
             if error := length_error(self.crowd, len(encoded[-1]), self.max_new_tokens):
                 raise ValueError(f"prompts[{number}]: {error}")
-        return self.generate_answers(encoded)
+        return [text.strip() for text in self.generate_answers(encoded)]
 
     def encode(self, prompt: str) -> list[int]:
         """Token ids of a prompt in its template."""
         return [*self.tokenizer.prefix, *self.tokenizer.encode(self.text_format.format_prompt(prompt))]
 
     def generate_answers(self, prompts: Sequence[Sequence[int]]) -> list[str]:
-        """Answer prompts that are given as token ids."""
+        """Answer prompts that are given as token ids, with the white space that was generated."""
         texts = self.generate_texts(prompts, self.aggregator)
         if isinstance(self.aggregator, Vote):
             return [self.aggregator.winning_text(agent_texts) for agent_texts in texts]
@@ -117,7 +117,7 @@ class TextGenerator(Inference):
                     self.max_new_tokens, self.sampling, seeds,
                 )  # fmt: skip
             for number, answers in zip(numbers, batch, strict=True):
-                texts[number] = [text.strip() for text in answers]
+                texts[number] = answers
         return texts
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class TextGenerator(Inference):
         if not prompts:
             raise ValueError(f"{source}, {errors[0]}" if errors else f"{source} holds no prompts")
         answers = iter(self.generate_answers(prompts))
-        rows = [{**row, "text": next(answers)} if "error" not in row else row for row in rows]
+        rows = [{**row, "text": next(answers).strip()} if "error" not in row else row for row in rows]
         lines = [json.dumps(row, ensure_ascii=False) for row in rows]
         write_atomic(target, lambda file: file.write("".join(f"{line}\n" for line in lines).encode()))
         facts: dict[str, Any] = {"prompts": len(rows), "failed": len(errors)}
@@ -185,7 +185,7 @@ class TextGenerator(Inference):
             (agent_texts,) = generator.generate_texts([prompt], Vote())
             texts |= dict(zip(agents, agent_texts, strict=True))
         progress(0.8, "comparing")
-        outputs = [Output("text", title, data=text, group="answers") for title, text in texts.items()]
+        outputs = [Output("text", title, data=text.strip(), group="answers") for title, text in texts.items()]
         agreement = [self._agreement_table(prompt, texts)] if len(agents) > 1 else []
         return [*outputs, *agreement, self._likelihood_table(prompt, texts)]
 
