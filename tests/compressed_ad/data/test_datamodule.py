@@ -45,7 +45,7 @@ def test_tasks_of_training_and_evaluation_are_disjoint(env: Env, seed: int) -> N
     assert {tuple(task) for batch in data.val_set if "tasks" in batch for task in batch["tasks"].tolist()} == test
 
 
-def test_a_folder_is_split_as_its_index_states(tmp_path: Path) -> None:
+def test_a_folder_is_split_as_its_index_states(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = write_store(tmp_path, split_seed=3)
     data = build(root=root, split_seed=0)
     assert torch.equal(data.train_tasks, ENV.tasks()[ENV.split(3, 0.7)[0]])
@@ -53,6 +53,9 @@ def test_a_folder_is_split_as_its_index_states(tmp_path: Path) -> None:
     assert len(data.train_set) == 12
     assert len(build(root=root, windows=WindowOptions("every"), length=5).train_set) == 12 * 8
     assert len(build(root=root, store=StoreOptions(streams=1, steps=8)).train_set) == 6
+    assert "no others" not in caplog.text
+    assert len(build(root=root, epoch_items=7).train_set) == 7
+    assert "the first 7 of 12 histories train, no others" in caplog.text
 
 
 def test_batches_are_of_one_length_without_padding() -> None:

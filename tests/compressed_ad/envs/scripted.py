@@ -17,9 +17,9 @@ class Counter(gymnasium.Env[np.ndarray, np.ndarray]):
     Terminates after `length` steps.
     """
 
-    def __init__(self, length: int = 3, sign: int = 1, render_mode: str | None = None) -> None:
+    def __init__(self, length: int = 3, sign: int = 1, dtype: str = "float32", render_mode: str | None = None) -> None:
         self.observation_space = spaces.Box(0, 1000, (2,), np.float32)
-        self.action_space = spaces.Box(-2, 2, (2,), np.float32)
+        self.action_space = spaces.Box(-2, 2, (2,), np.dtype(dtype).type)
         self.length, self.sign = length, sign
         self.count = 0
 

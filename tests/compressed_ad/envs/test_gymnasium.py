@@ -23,7 +23,7 @@ from zoo.compressed_ad.envs.base import build_env
 from zoo.compressed_ad.envs.gymnasium_env import GymnasiumEnv
 from zoo.compressed_ad.envs.spaces import Discrete
 
-LENGTHS = [2, 3, 5, 4, 7, 2, 6]
+LENGTHS = [2, 3, 5, 4, 7, 1, 6]
 LIMIT = 5
 
 
@@ -117,8 +117,10 @@ REFUSED: dict[str, dict[str, Any]] = {
     "text of two lines": {"arguments": {"render_mode": "a\nb"}},
     "unknown argument": {"tasks": [{"colour": 1}]},
     "no task": {"tasks": []},
+    "a task twice": {"tasks": [{"sutton_barto_reward": True}, {}, {"sutton_barto_reward": True}]},
     "no limit": {"id": "Counter-v0", "tasks": [{}]},
     "other spaces": {"id": "Blackjack-v1", "tasks": [{"natural": True}], "limit": 9},
+    "whole numbers in a Box": {"id": "Counter-v0", "tasks": [{"dtype": "int64"}], "limit": 9},
     "classes that do not begin at 0": {"id": "Corridor-v0", "tasks": [{"start": 5}]},
 }
 

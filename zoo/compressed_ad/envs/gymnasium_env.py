@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -46,8 +47,8 @@ class GymnasiumEnv(Env):
         reward: lowest and highest reward of a step, where they are known.
 
     Raises:
-        ValueError: for an id that is not registered, other spaces than Discrete (from 0) and Box, arguments that the
-            environment does not take, or a missing limit.
+        ValueError: for an id that is not registered, other spaces than Discrete (from 0) and Box (actions in one are
+            floats), arguments that the environment does not take, a task that is there twice, or a missing limit.
     """
 
     def __init__(
@@ -68,6 +69,9 @@ class GymnasiumEnv(Env):
         self.oracle, self.reward = oracle, reward
         check_at_least(1, tasks=len(self.task_arguments))
         _check_values(self.task_arguments, f"tasks of {id}")
+        texts = [json.dumps(each, sort_keys=True) for each in self.task_arguments]
+        if len(set(texts)) < len(texts):
+            raise ValueError(f"tasks of {id} has {max(texts, key=texts.count)} twice: it would be trained and held out")
         _check_values(self.shared_arguments, f"arguments of {id}")
         self.task_sizes = (len(self.task_arguments),)
         self.limit = gymnasium.spec(id).max_episode_steps if limit is None else limit
@@ -78,6 +82,8 @@ class GymnasiumEnv(Env):
         env.close()
         bounds = (-math.inf, math.inf) if reward is None else (float(reward[0]), float(reward[1]))
         observation, action = _check_space(env.observation_space, id), _check_space(env.action_space, id)
+        if isinstance(action, Box) and action.dtype.kind != "f":
+            raise ValueError(f"actions of {id} are whole numbers in a Box ({action}): a wrapper makes them Discrete")
         self.schema = Schema(observation, action, self.limit, reward=bounds)
 
     def arguments(self) -> dict[str, Any]:
