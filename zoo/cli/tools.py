@@ -102,18 +102,25 @@ def parse_arguments(command: str, tool: Tool, function: Any, args: Sequence[str]
 
     Raises WrongNameError for an option that it has not, with the nearest; RefusedError for a value of a wrong type.
     """
+    import docstring_parser
+
     from zoo.cli.parser import OneLineParser, RefusedError
 
     hints, parameters = get_type_hints(function), inspect.signature(function).parameters
     for slot in hints.values():
         registry.import_candidates(slot)  # the parser knows the short names of classes that are imported
-    takes_words = any(each.kind is each.VAR_POSITIONAL for each in parameters.values())
-    words, options = split_options(args, hints, takes_words)
+    starred = next((name for name, each in parameters.items() if each.kind is each.VAR_POSITIONAL), "")
+    words, options = split_options(args, hints, bool(starred))
     parser = OneLineParser(prog=f"zoo {command}", description=tool.summary)
+    if starred:
+        about = next(each for each in docstring_parser.parse(function.__doc__).params if each.arg_name == f"*{starred}")
+        parser.add_argument(starred, nargs="*", default=[], metavar=starred.upper(), help=about.description)
     positional = getattr(function, "positional", True)
     parser.add_function_arguments(function, as_positional=positional, fail_untyped=True, skip=NO_OPTIONS)
     try:
-        return words, dict(parser.instantiate(parser.parse_args(options)))
+        values = dict(parser.instantiate(parser.parse_args(options)))
+        values.pop(starred, None)
+        return words, values
     except RefusedError as error:
         if match := re.match(r"the following arguments are required: (.*)", str(error)):
             missing = match[1] if positional else re.sub(r"\w+", r"--\g<0>", match[1])

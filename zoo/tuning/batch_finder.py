@@ -43,34 +43,34 @@ class BatchTrial:
     items: int | None = None  # of the training set; None where a batch is not counted in items
 
 
-def find_batch(*fit: str, target: float = 0.8, max: int | None = None, steps: int = 3) -> int:
+def find_batch(*recipe: str, target: float = 0.8, max: int | None = None, steps: int = 3) -> int:
     """Find the largest batch that trains: zoo find-batch RECIPE.
 
     Each size trains some steps, in a separate process, with all optimizers, on one device, with the longest items
     where items differ. The size is doubled from the recipe's until memory or items end, or halved until it trains.
 
     Args:
-        *fit: a recipe, fragments and options of `zoo fit`; `--ckpt_path RUN` starts from a run's weights.
+        *recipe: a recipe, fragments and options of `zoo fit`; `--ckpt_path RUN` starts from a run's weights.
         target: share of the memory that may be used: of that which is free now, on CUDA of the device's.
         max: largest size that is tried.
         steps: that are timed.
     """
     check_within(0.01, 1, target=target)
     check_at_least(1, steps=steps, max=1 if max is None else max)
-    recipe = run_batch_trial(fit, steps, target)
-    if recipe.error not in ("", OUT_OF_MEMORY):
-        raise ValueError(recipe.error)
-    trials = {recipe.size: recipe}
+    first = run_batch_trial(recipe, steps, target)
+    if first.error not in ("", OUT_OF_MEMORY):
+        raise ValueError(first.error)
+    trials = {first.size: first}
 
     def fits(size: int) -> bool:
-        trials[size] = run_batch_trial([*fit, f"--data.init_args.{recipe.key}={size}"], steps, target)
+        trials[size] = run_batch_trial([*recipe, f"--data.init_args.{first.key}={size}"], steps, target)
         return not trials[size].error
 
-    limit = min(recipe.items or math.inf, max or math.inf)
-    largest = search_batch_size(recipe.size, not recipe.error, limit, fits)
+    limit = min(first.items or math.inf, max or math.inf)
+    largest = search_batch_size(first.size, not first.error, limit, fits)
     if not largest:
-        raise ValueError(f"not even {recipe.key}=1 trains within {recipe.memory / GIB:.2f} GiB of memory")
-    _print_result(trials, recipe, largest)
+        raise ValueError(f"not even {first.key}=1 trains within {first.memory / GIB:.2f} GiB of memory")
+    _print_result(trials, first, largest)
     return 0
 
 

@@ -38,7 +38,7 @@ MAD_TO_STANDARD_DEVIATION = 1.4826  # of a normal distribution
 
 
 def find_lr(
-    *fit: str,
+    *recipe: str,
     min_lr: float = 1e-7,
     max_lr: float = 1.0,
     batches: int = 100,
@@ -51,7 +51,7 @@ def find_lr(
     and callbacks, until the loss diverges. A GAN's optimizers rise together and keep their ratio.
 
     Args:
-        *fit: a recipe, fragments and options of `zoo fit`; `--ckpt_path RUN` starts from a run's weights.
+        *recipe: a recipe, fragments and options of `zoo fit`; `--ckpt_path RUN` starts from a run's weights.
         min_lr: of the first step; of a GAN's generator.
         max_lr: of the last step.
         batches: steps; one takes several batches where the recipe accumulates.
@@ -61,7 +61,7 @@ def find_lr(
     check_positive(min_lr=min_lr)
     check_at_least(MIN_STEPS, batches=batches)
     check_above(min_lr, max_lr=max_lr)
-    with trial(fit, log_every_n_steps=1) as cli:
+    with trial(recipe, log_every_n_steps=1) as cli:
         test = LrRangeTest(min_lr, max_lr, batches, recipe_rates(cli), loss)
         cli.trainer.callbacks, cli.trainer.loggers = [test], []  # type: ignore[attr-defined]
         folder = output or RUNS_ROOT / "find-lr" / cli.recipe

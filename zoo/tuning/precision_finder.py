@@ -42,7 +42,7 @@ class Measurement(L.Callback):
             self.gradient = torch.cat([each.float().flatten().cpu() for each in gradients if each is not None])
 
 
-def find_precision(*fit: str, steps: int = 4) -> int:
+def find_precision(*recipe: str, steps: int = 4) -> int:
     """Compare precisions on a recipe's first steps.
 
     Each precision trains the same batches with the same random numbers, on one device: float32, bfloat16, on CUDA
@@ -50,14 +50,14 @@ def find_precision(*fit: str, steps: int = 4) -> int:
     is the peak on CUDA, elsewhere that of weights, gradients, optimizers and activations.
 
     Args:
-        *fit: a recipe, fragments and options of `zoo fit`; `--ckpt_path RUN` starts from a run's weights.
+        *recipe: a recipe, fragments and options of `zoo fit`; `--ckpt_path RUN` starts from a run's weights.
         steps: that are timed, after two others.
     """
     check_at_least(1, steps=steps)
     rows, exact = [], None
     for name in ["32-true", "bf16-mixed", *(["16-mixed"] if torch.cuda.is_available() else [])]:
         try:
-            measurement, seconds, memory = measure_precision(fit, name, steps)
+            measurement, seconds, memory = measure_precision(recipe, name, steps)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             rows.append([name, "", "out of memory", "", "", ""])

@@ -67,7 +67,7 @@ class StudyConfig:
 
 
 def main(
-    *fit: str,
+    *recipe: str,
     search: list[str] = [],  # noqa: B006
     metric: str | None = None,
     direction: Literal["min", "max"] | None = None,
@@ -84,7 +84,7 @@ def main(
     the same study; `zoo tune --output DIR` alone continues the one there.
 
     Args:
-        *fit: a recipe, fragments to lay over it, and flags of `zoo fit`, the same for every trial.
+        *recipe: a recipe, fragments to lay over it, and flags of `zoo fit`, the same for every trial.
         search: KEY=log(low, high), uniform(low, high[, step]), int(low, high[, step]) or choice(a, b); repeatable.
         metric: whose best value over a trial's validations counts; the recipe's checkpoints.monitor when not given.
         direction: min or max; that of the recipe's monitor, min for another metric.
@@ -101,10 +101,10 @@ def main(
     check_at_least(1, trials=1 if trials is None else trials, startup=startup)
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-    recipe = Path(next((word for word in fit if not word.startswith("-")), "study"))
-    folder = (output or Path("runs", "tune", recipe.parent.name, recipe.stem)).absolute()
+    first = Path(next((word for word in recipe if not word.startswith("-")), "study"))
+    folder = (output or Path("runs", "tune", first.parent.name, first.stem)).absolute()
     with lock_folder(folder, "tune", LOCK_SECONDS):
-        study, config = open_study(folder, storage, fit, search, metric, direction)
+        study, config = open_study(folder, storage, recipe, search, metric, direction)
         starts = study.user_attrs.get("starts", 0)
         study.set_user_attr("starts", starts + 1)  # two processes must not sample the same values
         queue_trials(study, trials, grid_points(parse_search_space(config.search)) if sampler == "grid" else None)

@@ -30,19 +30,19 @@ class Check(NamedTuple):
     detail: str
 
 
-def main(*fit: str, root: Path = Path("runs")) -> int:
+def main(*recipe: str, root: Path = Path("runs")) -> int:
     """Report on this machine and installation, or try a recipe: zoo doctor RECIPE.
 
     Args:
-        *fit: a recipe to build, train for one step, save, load and predict with, and options of `zoo fit`.
+        *recipe: a recipe to build, train for one step, save, load and predict with, and options of `zoo fit`.
         root: the folder that runs are written to.
 
     Returns:
         0, or 1 when something essential fails.
     """
-    paths = [find_recipe(name) for name in config_files(fit)]
+    paths = [find_recipe(name) for name in config_files(recipe)]
     checks = [*check_versions(), *check_devices(), *check_machine(root)]
-    checks += check_recipe(fit, paths[0]) if paths else ()
+    checks += check_recipe(recipe, paths[0]) if paths else ()
     width = max(len(check.subject) for check in checks)
     for check in checks:
         print(f"{check.subject:<{width}}  {check.status:<7}  {check.detail}")
