@@ -110,6 +110,8 @@ def test_refused_resume_changes_no_file(tmp_path, monkeypatch, capsys):
     for options, named in (
         (["--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.1"], "no SGD"),
         (["--model.scheduler=null"], "schedules"),
+        (["--checkpoints.mode=max"], "are the best by val/error (min), not by val/error (max): move or delete them"),
+        (["--checkpoints.monitor=train/loss"], "are the best by val/error (min), not by train/loss (min)"),
         (["--model.net.start=1"], "init_args.start is 0.0 in the checkpoint and 1.0 in the config"),
     ):
         assert fit(run, "--trainer.max_steps=20", *options, *TOY_ARGS) == 1

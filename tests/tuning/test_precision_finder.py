@@ -1,8 +1,10 @@
 """`zoo find-precision` on recipes with one optimizer and with two."""
 
 import pytest
+import torch
 
 from zoo.cli.main import main
+from zoo.tuning import precision_finder
 
 
 @pytest.mark.parametrize("recipe", ["flow/smoke", "hifigan/smoke"])
@@ -15,3 +17,19 @@ def test_precisions_are_compared_with_float32(recipe, tmp_path, monkeypatch, cap
     loss, gradients = (float(value.rstrip("%")) for value in rows["bf16-mixed"][-2:])
     assert loss < 10 and 0 < gradients < 50
     assert not list(tmp_path.iterdir())
+
+
+def test_without_float32_there_are_no_differences(monkeypatch, capsys):
+    def measure(recipe, precision, steps):
+        if precision == "32-true":
+            raise torch.OutOfMemoryError
+        measurement = precision_finder.Measurement()
+        measurement.losses = [1.5]
+        return measurement, 0.25, 2**30
+
+    monkeypatch.setattr(precision_finder, "measure_precision", measure)
+    assert main(["find-precision", "flow/smoke"]) == 0
+    words = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
+    rows = {row[0]: row[1:] for row in words if row}
+    assert rows["32-true"] == ["out", "of", "memory"]
+    assert rows["bf16-mixed"] == ["0.25", "1", "GiB", "1.5"]

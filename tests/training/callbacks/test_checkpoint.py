@@ -20,11 +20,16 @@ EPOCH = 20  # batches of the toy recipe
 
 
 class SignalAfter(L.Callback):
-    def __init__(self, batches: int) -> None:
+    def __init__(self, batches: int, in_validation: bool = False) -> None:
         self.batches = batches
+        self.in_validation = in_validation
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if batch_idx + 1 == self.batches:
+        if batch_idx + 1 == self.batches and not self.in_validation:
+            signal.raise_signal(signal.SIGTERM)
+
+    def on_validation_batch_start(self, trainer, *_):
+        if self.in_validation and trainer.fit_loop.total_batch_idx + 1 == self.batches:
             signal.raise_signal(signal.SIGTERM)
 
 
@@ -35,11 +40,14 @@ def fit(folder: Path, *callbacks: L.Callback, **settings) -> L.Trainer:
     return trainer
 
 
+@pytest.mark.parametrize("in_validation", [False, True])
 @pytest.mark.parametrize("batches", [3, 4, 5])
-def test_signal_between_accumulated_batches_waits_for_the_step(batches: int, tmp_path: Path) -> None:
-    checkpoints = Checkpoints(every_n_steps=None, every_minutes=None)
+def test_signal_between_accumulated_batches_waits_for_the_step(
+    batches: int, in_validation: bool, tmp_path: Path
+) -> None:
+    callbacks = SignalAfter(batches, in_validation), Checkpoints(every_n_steps=None, every_minutes=None)
     with pytest.raises(SystemExit):
-        fit(tmp_path, SignalAfter(batches), checkpoints, accumulate_grad_batches=3, max_steps=5, limit_val_batches=0)
+        fit(tmp_path, *callbacks, accumulate_grad_batches=3, max_steps=5, val_check_interval=batches)
     (saved,) = find_checkpoints(tmp_path, "step_*.ckpt")
     progress = load_checkpoint(saved)["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
     steps = -(-batches // 3)

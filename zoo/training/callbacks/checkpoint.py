@@ -142,16 +142,28 @@ class Checkpoints(Checkpoint):
         """Save the final state."""
         self._save_last(trainer)
 
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Note what the scores in the names of the best checkpoints are."""
+        checkpoint["best_by"] = [self.monitor, self.mode]
+
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Make a checkpoint that was saved after a validation look like one saved before it, in its counts of batches.
 
         From the first, Lightning decides by the resume's own `val_check_interval` whether the batch is done, and with
-        another interval trains a batch twice. From the second it continues with the next batch.
+        another interval trains a batch twice. From the second it continues with the next batch. Best checkpoints of
+        another metric are refused: the scores in their names would be compared with this one's.
         """
-        if trainer.state.fn == "fit":
-            progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-            for counts in (progress["total"], progress["current"]):
-                counts["completed"] = max(counts["ready"] - 1, 0)
+        if trainer.state.fn != "fit":
+            return
+        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        for counts in (progress["total"], progress["current"]):
+            counts["completed"] = max(counts["ready"] - 1, 0)
+        monitor, mode = checkpoint.get("best_by", (self.monitor, self.mode))
+        if self.monitor and (monitor, mode) != (self.monitor, self.mode) and self._best_paths(run_folder(trainer)):
+            raise ValueError(
+                f"best-step_*.ckpt in {run_folder(trainer)} are the best by {monitor} ({mode}), not by {self.monitor} "
+                f"({self.mode}): move or delete them, or resume with the former checkpoints.monitor and mode"
+            )
 
     def teardown(self, *_: Any, **__: Any) -> None:
         """Give the signals back."""
