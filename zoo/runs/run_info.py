@@ -179,7 +179,7 @@ def _best(folder: Path, monitor: str | None, mode: str) -> tuple[float | None, i
     if monitor is None:
         return None, None
     checkpoint = best_checkpoint(folder, mode)
-    if checkpoint is not None and parse_score(checkpoint):  # a name has six decimals
+    if checkpoint is not None:
         return parse_score(checkpoint), parse_step(checkpoint)
     points = read_curves(folder / CSV_NAME).get(monitor, [])
     if not points:

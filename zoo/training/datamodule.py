@@ -155,6 +155,7 @@ class ZooDataModule(L.LightningDataModule):
             "batch_size": self.batch_size,
             "processes": self.trainer.world_size,
             "accumulated_batches": self.trainer.accumulate_grad_batches,
+            "limit_train_batches": str(self.trainer.limit_train_batches),
             **self._set_facts,
         }
 

@@ -142,7 +142,7 @@ def describe_data_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> 
     global_batches = [each["batch_size"] * each["processes"] for each in (before, now)]
     if not {"seed", "items", "contents"}.isdisjoint(changed):
         effect = "steps see other items from here on"
-    elif "accumulated_batches" not in changed and global_batches[0] == global_batches[1]:
+    elif {"accumulated_batches", "limit_train_batches"}.isdisjoint(changed) and global_batches[0] == global_batches[1]:
         return f"{changes}: steps see the same items, so the run stays the same up to rounding, not bit for bit"
     else:
         effect = "steps see more or fewer items, and this epoch repeats or leaves out some"

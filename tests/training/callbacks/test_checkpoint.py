@@ -13,7 +13,7 @@ from toy_wing.task import GainTask
 
 from tests.harness import TOY_FIT, bests, callback, fingerprint, forked, forked_ranks, good, newest, record
 from tests.training.callbacks.parts import make_trainer
-from zoo.runs.checkpoints import find_checkpoints, load_checkpoint, parse_step
+from zoo.runs.checkpoints import find_checkpoints, load_checkpoint, parse_score, parse_step
 from zoo.training.callbacks.checkpoint import Checkpoints
 
 EPOCH = 20  # batches of the toy recipe
@@ -80,6 +80,20 @@ def test_best_checkpoints_are_kept_by_metric(mode, tmp_path):
     fit(tmp_path, best, max_steps=12, val_check_interval=3, check_val_every_n_epoch=None, num_sanity_val_steps=0)
     steps = sorted(parse_step(path) for path in tmp_path.glob("best-*.ckpt"))
     assert steps == ([9, 12] if mode == "min" else [3, 6])  # the error falls
+
+
+def test_best_of_values_below_a_millionth(tmp_path):
+    class SmallTask(GainTask):
+        def evaluate(self, *args):
+            values, items = super().evaluate(*args)
+            return {"error": 1e-9 * values["error"]}, items
+
+    task = SmallTask(Gain(), functools.partial(torch.optim.SGD, lr=0.01))
+    best = Checkpoints(monitor="val/error")
+    settings = {"max_steps": 6, "val_check_interval": 3, "num_sanity_val_steps": 0, "enable_checkpointing": True}
+    make_trainer(best, default_root_dir=tmp_path, **settings).fit(task, PairData(items=40, batch_size=2))
+    (path,) = tmp_path.glob("best-*.ckpt")
+    assert parse_step(path) == 6 and 0 < parse_score(path) < 1e-6
 
 
 @pytest.mark.parametrize("ends", [(EPOCH, 2 * EPOCH), (10, EPOCH, EPOCH + 1)])

@@ -201,11 +201,11 @@ class Checkpoints(Checkpoint):
         if monitor not in trainer.callback_metrics:
             names = ", ".join(sorted(map(str, trainer.callback_metrics))) or "none"
             raise ValueError(f"Checkpoints: monitor {monitor!r} is not logged; logged metrics: {names}")
-        score = float(trainer.callback_metrics[monitor])
+        score = float(f"{trainer.callback_metrics[monitor]:.6g}")  # as the names have it
         scores = [parse_score(path) for path in self._best_paths(run_folder(trainer))[: self.save_best]]
         is_better = len(scores) < self.save_best or (score < scores[-1] if self.mode == "min" else score > scores[-1])
         if trainer.strategy.broadcast(math.isfinite(score) and is_better):
-            self._save(trainer, run_folder(trainer) / f"best-step_{trainer.global_step:08d}-{score:.6f}.ckpt")
+            self._save(trainer, run_folder(trainer) / f"best-step_{trainer.global_step:08d}-{score:.6g}.ckpt")
 
     def _save(self, trainer: L.Trainer, path: Path) -> None:
         if is_fast_dev_run(trainer):

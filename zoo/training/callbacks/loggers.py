@@ -197,7 +197,7 @@ class RunInfoLogger(L.Callback):
         self._is_active = False
         checkpoints = find_checkpoints_callback(trainer)
         monitor = None if checkpoints is None else checkpoints.monitor
-        best = None if checkpoints is None else best_checkpoint(run_folder(trainer), checkpoints.mode)
+        best = best_checkpoint(run_folder(trainer), checkpoints.mode) if checkpoints and monitor else None
         path = best or next(iter(find_checkpoints(run_folder(trainer), "step_*.ckpt")), None)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):

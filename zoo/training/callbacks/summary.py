@@ -125,7 +125,7 @@ def summarize_fit(
     rows: dict[str, str | list[str]] = {state: f"{steps}{of_total} in {format_duration(seconds)}"}
     last = find_checkpoints(folder, "step_*.ckpt")[:1]
     rows["run folder"] = f"{folder} ({last[0].name})" if last else str(folder)
-    if checkpoints is not None and (best := best_checkpoint(folder, checkpoints.mode)) is not None:
+    if checkpoints and monitor and (best := best_checkpoint(folder, checkpoints.mode)) is not None:
         rows["best"] = f"{monitor} {format_number(parse_score(best))} at step {parse_step(best):,} ({best.name})"
     records = read_metrics(folder) if (folder / CSV_NAME).is_file() else []
     for key in select_metrics(records[0] if records else (), metrics, monitor):
