@@ -45,12 +45,12 @@ def main(args: Sequence[str] | None = None) -> int:
     the reader of standard output has left.
     """
     verbosity = os.environ.get(VERBOSITY_VARIABLE)
-    packages, arguments = take_option(list(sys.argv[1:] if args is None else args), "--allow-import")
-    for level, options in {"quiet": ("-q", "--quiet"), "verbose": ("-v", "--verbose")}.items():
-        if any(option in arguments for option in options):
-            os.environ[VERBOSITY_VARIABLE] = level  # this process and its children read it
-            arguments = [argument for argument in arguments if argument not in options]
     try:
+        packages, arguments = take_option(list(sys.argv[1:] if args is None else args), "--allow-import")
+        for level, options in {"quiet": ("-q", "--quiet"), "verbose": ("-v", "--verbose")}.items():
+            if any(option in arguments for option in options):
+                os.environ[VERBOSITY_VARIABLE] = level  # this process and its children read it
+                arguments = [argument for argument in arguments if argument not in options]
         filter_warnings()
         allow_packages(packages)
         if packages and os.getcwd() not in sys.path:  # the console script's path begins at itself

@@ -94,6 +94,8 @@ def take_option(args: Sequence[str], option: str) -> tuple[list[str], list[str]]
     """Split off an option; returns its values, and the other arguments as `--option=value`."""
     pairs = list(split_arguments(args))
     values = [value for name, value in pairs if name == option and value is not None]
+    if (option, None) in pairs:
+        raise WrongNameError(f"{option} needs a value")
     return values, [join_option(name, value) for name, value in pairs if name != option]
 
 

@@ -150,8 +150,9 @@ def merge(before: Any, after: Any) -> Any:
     merged = dict(old)
     for key, value in after.items():
         if isinstance(key, str) and key.endswith("+"):
-            name, more = key.removesuffix("+"), value if isinstance(value, list) else [value]
-            merged[name] = [*(merged.get(name) or []), *more]
+            name = key.removesuffix("+")
+            lists = [each if isinstance(each, list) else [each] for each in (merged.get(name) or [], value)]
+            merged[name] = lists[0] + lists[1]
         else:
             merged[key] = merge(merged.get(key), value)
     return merged

@@ -142,7 +142,7 @@ class ZooDataModule(L.LightningDataModule):
             log.warning("resumed with %s", difference)
 
     def _data_facts(self) -> dict[str, Any]:
-        """Return what decides, besides the weights, which items each step sees."""
+        """Return what decides, besides weights and hyper-parameters, what each step sees and how it computes."""
         assert self.trainer is not None
         if self._set_facts is None:
             items = None if isinstance(self.train_set, IterableDataset) else len(self.train_set)  # type: ignore[arg-type]
@@ -155,6 +155,7 @@ class ZooDataModule(L.LightningDataModule):
             "batch_size": self.batch_size,
             "processes": self.trainer.world_size,
             "accumulated_batches": self.trainer.accumulate_grad_batches,
+            "precision": str(self.trainer.precision),
             "limit_train_batches": str(self.trainer.limit_train_batches),
             **self._set_facts,
         }

@@ -33,10 +33,10 @@ class SignalAfter(L.Callback):
             signal.raise_signal(signal.SIGTERM)
 
 
-def fit(folder: Path, *callbacks: L.Callback, **settings) -> L.Trainer:
+def fit(folder: Path, *callbacks: L.Callback, ckpt_path: Path | None = None, **settings) -> L.Trainer:
     task = GainTask(Gain(), functools.partial(torch.optim.SGD, lr=0.01))
     trainer = make_trainer(*callbacks, default_root_dir=folder, enable_checkpointing=True, **settings)
-    trainer.fit(task, PairData(items=40, batch_size=2))
+    trainer.fit(task, PairData(items=40, batch_size=2), ckpt_path=ckpt_path, weights_only=True)
     return trainer
 
 
@@ -80,6 +80,16 @@ def test_best_checkpoints_are_kept_by_metric(mode, tmp_path):
     fit(tmp_path, best, max_steps=12, val_check_interval=3, check_val_every_n_epoch=None, num_sanity_val_steps=0)
     steps = sorted(parse_step(path) for path in tmp_path.glob("best-*.ckpt"))
     assert steps == ([9, 12] if mode == "min" else [3, 6])  # the error falls
+
+
+def test_resume_between_accumulated_batches_is_told(tmp_path, caplog):
+    settings = {"accumulate_grad_batches": 3, "val_check_interval": 4, "num_sanity_val_steps": 0}
+    fit(tmp_path, Checkpoints(monitor="val/error"), max_steps=2, **settings)
+    for pattern, lines in (("best-*.ckpt", 1), ("step_*.ckpt", 0)):
+        (path,) = tmp_path.glob(pattern)
+        caplog.clear()
+        fit(tmp_path / "other", Checkpoints(), ckpt_path=path, max_steps=3, **settings)
+        assert caplog.text.count("resumed between accumulated batches, whose gradients are not saved") == lines
 
 
 def test_best_of_values_below_a_millionth(tmp_path):

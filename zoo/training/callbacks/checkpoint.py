@@ -143,8 +143,9 @@ class Checkpoints(Checkpoint):
         self._save_last(trainer)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Note what the scores in the names of the best checkpoints are."""
+        """Note what the scores of the best checkpoints are, and whether gathered gradients are lost at a resume."""
         checkpoint["best_by"] = [self.monitor, self.mode]
+        checkpoint["is_accumulating"] = trainer.fit_loop.epoch_loop._should_accumulate()
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Make a checkpoint that was saved after a validation look like one saved before it, in its counts of batches.
@@ -158,6 +159,11 @@ class Checkpoints(Checkpoint):
         progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
         for counts in (progress["total"], progress["current"]):
             counts["completed"] = max(counts["ready"] - 1, 0)
+        if checkpoint.get("is_accumulating") and trainer.is_global_zero:
+            log.warning(
+                "resumed between accumulated batches, whose gradients are not saved: this is no longer the run that was "
+                "interrupted"
+            )
         monitor, mode = checkpoint.get("best_by", (self.monitor, self.mode))
         if self.monitor and (monitor, mode) != (self.monitor, self.mode) and self._best_paths(run_folder(trainer)):
             raise ValueError(
