@@ -1,6 +1,7 @@
 """Pushing runs of all systems to a hub and loading them; errors of a hub are one line."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,15 @@ def test_card_describes_the_run(run: Path, online: Hub, capsys: pytest.CaptureFi
     after = online.files("me/digits")
     assert after.keys() == {*files, "LICENSE"} and online.bodies == sent
     assert {path for path in files if files[path] != after[path]} == {"README.md"}
+
+
+def test_card_has_the_last_values_until_the_checkpoint(run: Path, online: Hub, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(run, tmp_path / "run"))  # of two steps
+    (folder / "metrics.csv").write_text("step,epoch,val/loss\n0,0,3.0\n1,0,2.0\n2,0,1.0\n")
+    (folder / "validate.csv").write_text("step,epoch,val/loss,val/other\n1,0,7.0,5.0\n")
+    assert main(["push", str(folder), "me/digits"]) == 0
+    text = online.files("me/digits")["README.md"].decode()
+    assert "| val/loss | 2 |" in text and "| val/other | 5 |" in text
 
 
 def test_branches_private_models_and_names_in_tools(

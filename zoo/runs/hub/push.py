@@ -150,13 +150,16 @@ def write_package(folder: Path, path: Path, name: HubName, licence: str, evaluat
 
 def _format_metrics(run: Path, step: int | None) -> str:
     """Format the last values of a run's validations and tests, up to a step, as a table."""
-    values = {}
+    last: dict[str, tuple[float, float]] = {}  # batches trained, value
     for file in (run_folder.CSV_NAME, "validate.csv", "test.csv"):
         for name, points in run_info.read_curves(run / file).items():
-            until = [value for at, value in points if step is None or at <= step]
-            if until and name.startswith(("val/", "test/")):
-                values[name] = f"{until[-1]:.5g}"
-    return markdown_table(("metric", "value"), list(values.items())) if values else ""
+            for at, value in points:
+                trained = at + (file == run_folder.CSV_NAME)  # whose rows carry the number of the batch, from 0
+                is_later = trained >= last.get(name, (0.0,))[0] and (step is None or trained <= step)
+                if is_later and name.startswith(("val/", "test/")):
+                    last[name] = trained, value
+    rows = [(name, f"{value:.5g}") for name, (_, value) in last.items()]
+    return markdown_table(("metric", "value"), rows) if rows else ""
 
 
 def _format_evaluation(folder: Path) -> tuple[str, str]:
