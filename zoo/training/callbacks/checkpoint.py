@@ -160,10 +160,7 @@ class Checkpoints(Checkpoint):
         for counts in (progress["total"], progress["current"]):
             counts["completed"] = max(counts["ready"] - 1, 0)
         if checkpoint.get("is_accumulating") and trainer.is_global_zero:
-            log.warning(
-                "resumed between accumulated batches, whose gradients are not saved: this is no longer the run that was "
-                "interrupted"
-            )
+            log.warning("resumed between accumulated batches, whose gradients are not saved: the result is another one")
         monitor, mode = checkpoint.get("best_by", (self.monitor, self.mode))
         if self.monitor and (monitor, mode) != (self.monitor, self.mode) and self._best_paths(run_folder(trainer)):
             raise ValueError(
