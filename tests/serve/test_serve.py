@@ -63,7 +63,7 @@ class Echo(Inference):
 
     def answer(self, values: Any, folder: Path, report: Any) -> list[Output]:
         if values["text"] == "bad":
-            raise ValueError("the file is truncated")
+            raise ValueError(f"{folder.parent / 'file.txt'}: truncated")
         data = {name: str(value) for name, value in values.items() if name != "file"}
         parts = [Output("text", "Values", data=data)]
         if values["file"] is not None:
@@ -149,6 +149,7 @@ def test_unreadable_body_is_refused(client: TestClient, content: str, content_ty
 def test_wrong_files_are_refused(client: TestClient) -> None:
     for data, files in (
         ({"text": "a"}, {"file": ("a.exe", b"")}),
+        ({"text": "a"}, {"file": (f"a.{'t' * 300}", b"")}),
         ({"text": "a"}, {"other": ("a.txt", b"")}),
         ({"number": "1"}, {"text": ("a.txt", b"")}),
         ({"text": ["a", "b"]}, {"file": ("a.txt", b"")}),
@@ -178,6 +179,7 @@ def test_waiting_requests_are_computed_together(client: TestClient, model: Echo)
         model.go.set()
         assert first.result().json()["parts"][0]["data"]["text"] == "first"
         assert [each.result().status_code for each in others] == [200, 422, 200]
+        assert others[1].result().json()["detail"] == "file.txt: truncated"
     assert model.batches == [1, 3]
     assert predict("broken").status_code == 500 and predict("after").status_code == 200
     assert "zoo_batch_size_count 4.0" in client.get("/metrics").text
@@ -239,6 +241,8 @@ def test_served_system_answers(tmp_path: Path) -> None:
             response = client.post("/predict", files={"input": ("a.wav", wave())})
             assert response.status_code == 200, response.text
             assert "audio" in [part["kind"] for part in json.loads(response.text)["parts"]]
+            sent = client.post("/predict", files={"input": ("a.wav", wave())}, headers={"Accept": "audio/wav"})
+            assert sent.headers["content-type"] == "audio/wav" and soundfile.info(io.BytesIO(sent.content)).frames
     finally:
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) in (0, -signal.SIGTERM, 143)

@@ -32,6 +32,7 @@ from zoo.serve.batching import MicroBatcher
 
 JSON, FORM, ANY_FILE = "application/json", "multipart/form-data", "application/octet-stream"
 BEARER = HTTPBearer(auto_error=False)
+mimetypes.add_type("audio/wav", ".wav")  # Python's is audio/x-wav
 
 
 def create_app(
@@ -149,7 +150,7 @@ def _read_form(form: FormData, fields: Sequence[InputField], folder: Path) -> di
         entries = form.getlist(name)
         values[name] = entries if name in lists or len(entries) > 1 else entries[0]
         if isinstance(upload := values[name], UploadFile):
-            suffix = Path(upload.filename or "").suffix.lower()
+            suffix = Path(upload.filename or "").suffix.lower()[:16]
             values[name] = folder / f"{name}{suffix if suffix[1:].isalnum() else ''}"
             with values[name].open("wb") as file:
                 shutil.copyfileobj(upload.file, file)

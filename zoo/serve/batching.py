@@ -85,7 +85,7 @@ class MicroBatcher:
             results = [error] * len(batch)
         for request, result in zip(batch, results, strict=True):
             if isinstance(result, Exception) and not request.result.done():
-                request.result.set_exception(_http_error(result))
+                request.result.set_exception(_http_error(result, request.folder.parent))
             elif isinstance(result, list) and not request.result.done():
                 request.result.set_result(result)
 
@@ -94,9 +94,9 @@ class MicroBatcher:
             return self.model.answer_batch([(each.values, each.folder) for each in batch], lambda share, text: None)
 
 
-def _http_error(error: Exception) -> HTTPException:
+def _http_error(error: Exception, folder: Path) -> HTTPException:
     if isinstance(error, torch.OutOfMemoryError):
         return HTTPException(503, "out of memory; ask for less, or try later", {"Retry-After": "1"})
     if isinstance(error, ValueError):
-        return HTTPException(422, str(error))
+        return HTTPException(422, str(error).replace(f"{folder}/", ""))  # of this machine
     return HTTPException(500, f"the computation failed: {type(error).__name__}")

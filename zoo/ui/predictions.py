@@ -86,7 +86,7 @@ class Predictions:
         except asyncio.CancelledError:
             job.text, job.state = "", "cancelled"
         except (ValueError, OSError) as error:
-            job.text, job.state = " ".join(str(error).split()), "failed"
+            job.text, job.state = " ".join(str(error).replace(f"{job.folder}/", "").split()), "failed"
         except Exception:
             log.exception("a prediction with %s failed", job.run)
             job.text, job.state = "an error of the page; its console shows the traceback", "failed"

@@ -30,7 +30,7 @@ for line in sys.stdin:
     if text == "killed": os.kill(os.getpid(), 9)
     if text == "crash": sys.exit("a library's last words")
     if text == "wrong":
-        print(json.dumps({"error": "Text: wrong"}), flush=True); continue
+        print(json.dumps({"error": request["folder"] + "/a.wav: wrong"}), flush=True); continue
     output = {"kind": "text", "title": "Result", "data": f"{text} {os.getpid()}"}
     print(json.dumps({"outputs": [output], "seconds": 0.1}), flush=True)
 """
@@ -66,7 +66,7 @@ async def finish(predictions: Predictions, run: Path, *texts: str) -> list[Predi
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("wrong", "Text: wrong"),
+        ("wrong", "a.wav: wrong"),
         ("killed", "too little memory"),
         ("crash", "a library's last words"),
     ],
@@ -77,6 +77,7 @@ def test_a_failure_has_a_reason_and_the_next_form_is_computed(
     async def test(predictions: Predictions) -> None:
         failed, done = await finish(predictions, run, text, "b")
         assert (failed.state, done.state) == ("failed", "done") and reason in failed.text
+        assert str(folders.temp) not in failed.text
 
     with_model(folders, test)
 
