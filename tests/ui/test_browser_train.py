@@ -114,7 +114,8 @@ def test_a_recipe_is_edited_started_and_stopped(server: Server, browser: Any) ->
     page.get_by_role("button", name="Cancel", exact=True).click()
     page.get_by_text("does not exist any more").wait_for()
     page.goto(f"{server.home}/?tab=watch&run={run}")
-    page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_role("button", name="Stop", exact=True).dblclick()
+    page.get_by_role("dialog", name="Kill it?").get_by_role("button", name="Keep").click()
     page.locator(".zoo-status").get_by_text("stopped").wait_for()
 
     page.get_by_role("tab", name="Train").click()  # the page opens on what was used last

@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,6 +41,14 @@ class Device(NamedTuple):
     description: str  # the maker's name
     backend: str  # "CPU", "CUDA 13.0", "ROCm 6.4" or "MPS"
     memory_bytes: int
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Listen at an address; OSError says what to change."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise OSError(f"port {port} cannot be used ({error.strerror}): choose another with --port, or 0") from error
 
 
 def list_devices() -> list[Device]:

@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 
 from zoo.common.checks import check_at_least, check_within
-from zoo.common.environment import local_device
+from zoo.common.environment import listen, local_device
 
 COMMANDS = {
     "serve": (
@@ -38,7 +38,7 @@ def main(
     Args:
         run: a run folder (its newest checkpoint), a checkpoint, an export folder, or hf://user/name.
         host: the address to listen at.
-        port: to listen at.
+        port: to listen at; 0 for any free one.
         device: where to compute, such as cuda:1; a GPU where there is one.
         max_batch: most requests that are computed together, where the system gains by it.
         max_wait_ms: how long the first of them waits for others.
@@ -48,7 +48,7 @@ def main(
         allowed_hosts: names under which clients reach this machine, besides the host; needed for 0.0.0.0.
         token_env: name of the environment variable that holds the token; without it a new one is made and printed.
     """
-    check_within(1, 65535, port=port)
+    check_within(0, 65535, port=port)
     check_at_least(1, max_batch=max_batch, max_queue=max_queue, max_upload_mib=max_upload_mib)
     check_within(0, 10_000, max_wait_ms=max_wait_ms)
     check_within(0.1, 86_400, timeout_seconds=timeout_seconds)
@@ -60,16 +60,18 @@ def main(
     from zoo.runs.load import load
     from zoo.serve.app import create_app
 
+    listener = listen(host, port)
     model = load(run, local_device(device))
     hosts = [*LOOPBACK, host, *(allowed_hosts or ())]
     limits = (max_batch, max_wait_ms, max_queue, max_upload_mib, timeout_seconds)
     app = create_app(model, token, hosts, f"zoo {run}", *limits)
-    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
     print(f"zoo: serving {run} at {address} token {token if token_env is None else f'of ${token_env}'}", flush=True)
-    uvicorn.run(
-        app, host=host, port=port, log_level="warning", server_header=False, limit_concurrency=4 * max_queue + 128,
+    config = uvicorn.Config(
+        app, log_level="warning", server_header=False, limit_concurrency=4 * max_queue + 128,
         timeout_graceful_shutdown=30,
     )  # fmt: skip
+    uvicorn.Server(config).run(sockets=[listener])
 
 
 def read_token(variable: str | None) -> str:

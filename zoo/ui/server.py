@@ -7,7 +7,6 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,6 +23,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.routing import Route
 
 from zoo.common.atomic_files import LOCK_NAME
+from zoo.common.environment import listen
 from zoo.common.locks import is_locked, lock_folder
 from zoo.runs.run_folder import MEDIA_NAME
 from zoo.ui.folders import MEDIA_TYPES, Folders, resolve_below
@@ -43,10 +43,7 @@ def serve(
     """Serve the page until a signal; for the arguments see `zoo.ui.commands.main`."""
     import uvicorn
 
-    try:
-        listener = socket.create_server((HOSTS[0], port))
-    except OSError as error:
-        raise OSError(f"port {port} cannot be used ({error.strerror}): choose another with --port, or 0") from error
+    listener = listen(HOSTS[0], port)
     port = listener.getsockname()[1]
     access = AccessToken(port) if token is None else AccessToken(port, token)
     delete_stale_folders()

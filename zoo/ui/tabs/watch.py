@@ -10,12 +10,13 @@ from nicegui import ui
 
 from zoo.runs.checkpoints import best_checkpoint, find_checkpoints
 from zoo.runs.run_info import RunInfo, read_settings
+from zoo.ui.processes.training_queue import read_record
 from zoo.ui.run_files import failure_reason, read_log, training_speed
 from zoo.ui.run_index import ACTIVE_STATES, RunRow
 from zoo.ui.state import PageState, notify_error, notify_errors
 from zoo.ui.tabs.charts import Charts, RunCurves, arrange_panels
 from zoo.ui.tabs.samples import Samples
-from zoo.ui.tabs.widgets import STATES, Heading, StatusLine, format_progress
+from zoo.ui.tabs.widgets import STATES, Heading, StatusLine, confirm, format_progress
 
 
 class WatchTab:
@@ -74,6 +75,10 @@ class WatchTab:
 
     async def _stop(self) -> None:
         queue = self.app.queue
+        record = read_record(self.app.folders.runs / self.page.run)
+        text = "What it has trained since its last checkpoint is lost."
+        if record and record.stopping and record.is_running() and not await confirm("Kill it?", text, "Kill"):
+            return
         await self._act(queue.cancel if self.page.run in queue.waiting else queue.stop)
 
     async def _resume(self) -> None:
