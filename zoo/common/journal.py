@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 from zoo.common.atomic_files import LOCK_NAME, TEMPORARY_MARK, delete_temporary_files, write_atomic
 
+SETTINGS_NAME = "settings.json"
+
 Item = TypeVar("Item")
 Row = dict[str, Any]
 
@@ -94,7 +96,7 @@ def pending_items(
 def begin_output(
     output: Path,
     settings: Mapping[str, Any],
-    name: str = "settings.json",
+    name: str = SETTINGS_NAME,
     notes: Sequence[str] = (),
     sweep: bool = False,
 ) -> None:

@@ -94,7 +94,7 @@ def test_folders_are_classes(tmp_path: Path, cached: bool) -> None:
     assert torch.equal(again[0, 17]["x1"], data.train_set[0, 17]["x1"])
 
 
-@pytest.mark.parametrize("val_part", ["val", "test"])
+@pytest.mark.parametrize("val_part", ["val", "Valid", "validation", "test"])
 def test_train_and_val_folders_are_the_sets(tmp_path: Path, val_part: str, caplog: pytest.LogCaptureFixture) -> None:
     afhq(tmp_path / "afhq", val_part)
     data = folder(tmp_path / "afhq", tmp_path / "cache")

@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 import torch
 
+from zoo.flow import rendering
 from zoo.flow.evaluation import digits_classifier
 from zoo.flow.evaluation import evaluate as evaluation
 from zoo.flow.evaluation.evaluate import evaluate, frechet_interval
 from zoo.flow.evaluation.metrics import frechet_distance
+from zoo.flow.evaluation.references import build_quality, read_sets
 from zoo.flow.evaluation.samples import SampleSet
 
 
@@ -105,6 +107,22 @@ def test_mistakes_are_named(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         evaluate(tmp_path / "g.npz", tmp_path / "out", **options, cache=None)
     assert not (tmp_path / "out").exists()
+
+
+def test_other_classes_are_refused(tmp_path):
+    folder = tmp_path / "samples"
+    for name in ("cat", "dog"):
+        (tmp_path / "real" / name).mkdir(parents=True)
+        rendering.write_png(tmp_path / "real" / name / "0.png", np.zeros((4, 4, 3), np.uint8))
+    folder.mkdir()
+    rendering.write_png(folder / "0.png", np.zeros((4, 4, 3), np.uint8))
+    (folder / "labels.csv").write_text("file,label\n0.png,1\n")
+    (folder / "settings.json").write_text('{"classes": ["bird", "cat"]}')
+    with pytest.raises(ValueError, match="different classes: bird, cat; cat, dog"):
+        evaluate(folder, tmp_path / "out", tmp_path / "real", extractor="pixels", cache=None)
+    with pytest.raises(ValueError, match="different classes: bird, cat; cat, dog"):
+        build_quality((3, 4, 4), reference=tmp_path / "real", extractor="pixels", classes=["bird", "cat"])
+    read_sets(tmp_path / "real", None, (4, 3), 10, None, ["1", "2"])  # as pairs call classes without names
 
 
 def test_uneven_classes_are_reported():

@@ -25,6 +25,8 @@ def test_a_sampled_folder_keeps_the_order_of_its_labels(tmp_path):
     (folder / "labels.csv").write_text("\n".join(["file,label,seed", *lines]))
     samples = read_samples(folder)
     assert np.array_equal(samples.pixels, pixels) and samples.labels == [1 + index % 3 for index in range(12)]
+    (folder / "settings.json").write_text('{"classes": ["a", "b", "c"]}')
+    assert samples.classes is None and read_samples(folder).classes == ["a", "b", "c"]
     (folder / "labels.csv").write_text("file,label,seed\n0.png,0,1\n")
     assert read_samples(folder).labels is None
     for rows, message in (
@@ -37,7 +39,7 @@ def test_a_sampled_folder_keeps_the_order_of_its_labels(tmp_path):
             read_samples(folder)
 
 
-def test_flat_and_class_folders(tmp_path):
+def test_flat_and_class_folders(tmp_path, caplog):
     pixels = pictures(2, channels=3)
     flat = read_samples(write(tmp_path / "flat", pixels))
     assert np.array_equal(flat.pixels, pixels) and flat.labels is None
@@ -45,6 +47,12 @@ def test_flat_and_class_folders(tmp_path):
     write(tmp_path / "classes" / "a", pixels[1:])
     sorted_ = read_samples(tmp_path / "classes", resolution=6, channels=1)
     assert sorted_.pixels.shape == (2, 6, 6, 1) and sorted_.labels == [1, 2] and sorted_.classes == ["a", "b"]
+    write(tmp_path / "classes", pixels[:1], ["overview.png"])
+    assert read_samples(tmp_path / "classes").classes == ["a", "b"] and "such as overview.png" in caplog.text
+    write(tmp_path / "set" / "train" / "a", pixels)
+    write(tmp_path / "set" / "valid" / "a", pixels)
+    with pytest.raises(ValueError, match=r"training and held-out images: name one of .*train and .*valid"):
+        read_samples(tmp_path / "set")
 
 
 def test_npz_of_images(tmp_path):

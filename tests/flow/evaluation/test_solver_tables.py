@@ -56,6 +56,14 @@ def test_solver_table_counts_what_was_evaluated_and_sees_the_orders() -> None:
     assert model.net._forward_pre_hooks == {} and len(model.solver.grid) == 8
 
 
+def test_grids_are_shifted_as_the_run_has_them() -> None:
+    model = build().using(Solver("euler", 7, shift=3.0), None)
+    (row,) = tables.solver_table(model, ([1, 2, 1, 2], SEEDS), error, ["euler"], budgets=(4,))
+    (guided,) = tables.guidance_table(model, ([1, 2, 1, 2], SEEDS), error, scales=(1.0,), budgets=(4,))
+    shifted = model.using(Solver("euler", 4, shift=3.0), None).sample([1, 2, 1, 2], SEEDS)
+    assert row["quality"]["mean"] == guided["quality"]["mean"] == float(shifted.mean())
+
+
 def test_guidance_costs_passes_not_evaluations() -> None:
     model = build(guidance=Guidance(4.0, interval=(0.0, 0.5)))
     rows = tables.guidance_table(model, ([1, 2, 1, 2], SEEDS), error, scales=(1.0, 2.0), budgets=(4,))

@@ -76,8 +76,8 @@ class ImageData(FlowData):
     They come from
 
     - scikit-learn's digits (8 x 8 pixels, ten classes), when neither `root` nor `hub` is given;
-    - a folder with one folder of images per class, or with such folders in `train` and `val` (or `test`, in any case),
-      as AFHQ has; a folder of images alone has no classes;
+    - a folder with one folder of images per class, or with such folders in `train` and `val` (or `valid`,
+      `validation`, `test`; in any case), as AFHQ has; a folder of images alone has no classes;
     - the Hugging Face hub, which was not run here.
 
     Where the source has no validation set, a part of each class is held out. Counts by class and a checksum are logged.

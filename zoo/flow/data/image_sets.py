@@ -23,6 +23,7 @@ from zoo.flow.data.images import ArrayImages, FileImages, ImageSource
 log = logging.getLogger(__name__)
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
+HELD_OUT = ("val", "valid", "validation", "test")  # names of folders
 
 
 @dataclass(frozen=True)
@@ -122,15 +123,17 @@ def folder(path: Path, limit: int = 0, flat: bool = False) -> ImageSet:
         labels += [len(names)] * len(files)
     if not names and not loose:
         raise ValueError(f"{path} has no images ({', '.join(SUFFIXES)}), neither in folders of classes nor itself")
+    if names and loose:
+        log.warning("%s: skipped images beside the folders of classes, such as %s", path, loose[0].name)
     if stray:
         log.warning("%s: skipped folders without images: %s", path, ", ".join(stray))
     return ImageSet(str(path), names, labels, FileImages(path, paths)) if names else unlabelled
 
 
 def find_splits(root: Path) -> list[Path]:
-    """The folders `train` and `val` (or `test`), in any case, of a data set; none where one of them is missing."""
+    """The folders `train` and the first of `HELD_OUT`, in any case, of a data set; none where one of them is missing."""
     folders = {path.name.lower(): path for path in sorted(root.iterdir()) if path.is_dir()}
-    val = folders.get("val", folders.get("test"))
+    val = next((folders[name] for name in HELD_OUT if name in folders), None)
     return [folders["train"], val] if "train" in folders and val is not None else []
 
 

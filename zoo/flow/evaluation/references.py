@@ -26,18 +26,33 @@ MAX_DIGITS_SIDE = 16  # pixels; the classifier of 8 x 8 images makes no sense ab
 
 
 def read_sets(
-    reference: Path | None, train: Path | None, size: tuple[int, int], val_every: int, split_seed: int | None
+    reference: Path | None,
+    train: Path | None,
+    size: tuple[int, int],
+    val_every: int,
+    split_seed: int | None,
+    classes: Sequence[str] | None = None,
 ) -> tuple[SampleSet | Moments, SampleSet | None]:
     """Held-out and, where they are known, training images: those named, or scikit-learn's digits.
 
     Args:
         size: height (and width) and channels of the generated images.
+        classes: of the generated images, where known.
     """
-    if reference is not None:
-        return read_reference(reference, *size), None if train is None else read_samples(train, *size)
-    if train is not None:
+    if reference is None and train is not None:
         raise ValueError("--train without --reference: the digits bring their own training images")
-    train_images, real = read_digits(val_every, split_seed, *size)
+    real: SampleSet | Moments
+    if reference is None:
+        train_images, real = read_digits(val_every, split_seed, *size)
+    else:
+        real = read_reference(reference, *size)
+        train_images = None if train is None else read_samples(train, *size)
+    sets = [part.classes for part in (real, train_images) if isinstance(part, SampleSet)]
+    # numbers from 1 stand for names that are not known
+    names = {tuple(each) for each in (classes, *sets) if each and each != [str(n + 1) for n in range(len(each))]}
+    if len(names) > 1:
+        listed = "; ".join(", ".join(each) for each in sorted(names))
+        raise ValueError(f"generated, reference and training images have different classes: {listed}")
     return real, train_images
 
 
@@ -84,6 +99,7 @@ def build_quality(
     split_seed: int | None = None,
     device: str = "cpu",
     cache: Path | None = Path("runs/cache"),
+    classes: Sequence[str] | None = None,
 ) -> Quality:
     """What evaluates samples of a shape: points of a set, or images as `zoo evaluate flow` does."""
     if point_set is not None:
@@ -94,6 +110,6 @@ def build_quality(
         }
     if len(shape) != 3:
         raise ValueError(f"samples of shape {shape} are no images: name the set that they are points of (--point_set)")
-    real, train_images = read_sets(reference, train, (shape[-1], shape[0]), val_every, split_seed)
+    real, train_images = read_sets(reference, train, (shape[-1], shape[0]), val_every, split_seed, classes)
     net = build_extractor(extractor, (*shape[1:], shape[0]), train_images, weights)
     return Comparison(real, net, train_images, cache=cache, device=device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import zipfile
 from collections import Counter
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from zoo.common.checks import check_at_least
+from zoo.common.journal import SETTINGS_NAME
 from zoo.common.safe_load import check_archive
 from zoo.flow.data import image_sets
 from zoo.flow.data.images import ArrayImages, FileImages, Framing, ImageSource, decode_all, to_values
@@ -90,11 +92,14 @@ def read_samples(path: Path, resolution: int | None = None, channels: int | None
         raise FileNotFoundError(f"{path}: expected a folder of images or an npz file")
     if (path / LABELS_NAME).is_file():
         files, labels = _read_labels(path)
-        return SampleSet(_decode(FileImages(path, files), resolution, channels), labels)
-    if files := image_sets.image_files(path.glob("[!.]*")):
-        return SampleSet(_decode(FileImages(path, files), resolution, channels))
+        settings = path / SETTINGS_NAME
+        classes = json.loads(settings.read_text(encoding="utf-8")).get("classes") if settings.is_file() else None
+        return SampleSet(_decode(FileImages(path, files), resolution, channels), labels, classes)
+    if parts := image_sets.find_splits(path):
+        raise ValueError(f"{path} holds training and held-out images: name one of {parts[0]} and {parts[1]}")
     images = image_sets.folder(path)
-    return SampleSet(_decode(images.source, resolution, channels), images.labels, images.classes)
+    labels = images.labels if images.classes else None
+    return SampleSet(_decode(images.source, resolution, channels), labels, images.classes or None)
 
 
 def read_reference(path: Path, resolution: int | None, channels: int | None) -> SampleSet | Moments:

@@ -81,7 +81,7 @@ def solver_table(
     budgets: Sequence[int] = BUDGETS,
     tolerances: Sequence[float] = TOLERANCES,
 ) -> list[Row]:
-    """Measure solvers at budgets of evaluations, dopri5 at tolerances instead, with the sampler's guidance.
+    """Measure solvers at budgets of evaluations, dopri5 at tolerances instead, with the sampler's guidance and grid.
 
     Returns:
         Rows with `series` (the method), `method`, `budget` (None for dopri5), `steps` or `tolerance`, and those of
@@ -96,7 +96,8 @@ def solver_table(
                 for each in tolerances
             ]
         else:
-            cells += [({**row, **setting}, Solver(method, setting["steps"])) for setting in _steps(method, budgets)]
+            settings = _steps(method, budgets)
+            cells += [({**row, **each}, sampler.solver.using(method, each["steps"])) for each in settings]
     return [row | measure(sampler.using(solver, sampler.guidance), samples, quality) for row, solver in cells]
 
 
@@ -122,7 +123,7 @@ def guidance_table(
         guidance = copy.copy(sampler.guidance) or Guidance()
         guidance.scale = scale
         for setting in _steps(method, budgets):
-            solver = Solver(method, setting["steps"])
+            solver = sampler.solver.using(method, setting["steps"])
             row = {"series": f"scale {scale:g}", "scale": scale, "method": method, **setting}
             rows.append(row | measure(sampler.using(solver, guidance), samples, quality))
     return rows
@@ -232,9 +233,8 @@ def compare_solvers(
     """
     sampler = load_sampler(run, None, guidance, device=device)
     check_label_conditions(sampler, "compare-samplers")
-    quality = build_quality(
-        sampler.sample_shape, point_set, reference, train, extractor, weights, val_every, split_seed, device
-    )
+    judge = point_set, reference, train, extractor, weights, val_every, split_seed, device
+    quality = build_quality(sampler.sample_shape, *judge, classes=sampler.classes)
     request = GenerationRequest(count, seed, labels)
     compare(sampler, output, quality, request, methods, budgets, scales)
 
