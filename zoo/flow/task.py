@@ -81,12 +81,8 @@ class FlowTask(SingleOptimizerTask):
         super().__init__(optimizer, **kwargs)
         check_within(0, 1, label_drop=label_drop, **(condition_drop or {}))
         check_one_of(PREDICTIONS, prediction=prediction)
-        conditional = text is not None or image_condition is not None
-        if not net.num_classes and (label_drop or not (guidance is None or conditional)):
-            raise ValueError(
-                "model.net.num_classes is 0: such a net takes no label_drop "
-                f"({label_drop}) and no guidance ({'null' if guidance is None else 'set'})"
-            )
+        if not net.num_classes and label_drop:
+            raise ValueError(f"model.net.num_classes is 0: such a net takes no label_drop ({label_drop})")
         self.net = net
         self.path = path
         self.times = times
@@ -98,6 +94,7 @@ class FlowTask(SingleOptimizerTask):
         self.condition_drop = dict(condition_drop or {})
         self._check_conditions(image_condition)
         self.store_options(locals())
+        self.inference()  # refuses a solver or guidance that does not suit the net
 
     def _check_conditions(self, image: ImageCondition | None) -> None:
         """Compare what the net takes with what makes it."""
@@ -270,7 +267,6 @@ class MeanFlowTask(FlowTask):
             raise ValueError(f"MeanFlowTask: model.prediction is velocity, not {self.prediction}")
         self.share = share
         self.power = power
-        self.inference()  # refuses a solver that takes no such steps
 
     def predict(
         self, x: Tensor, t: Tensor, label: Tensor | None, conditions: Mapping[str, Tensor] | None = None

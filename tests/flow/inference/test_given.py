@@ -54,6 +54,10 @@ def test_what_is_missing_or_too_much_is_named(model: Sampler) -> None:
         (lambda: plain.sample(None, [1], GenerationConditions(["x"], torch.zeros(1, 2, 8, 8))), "takes no images"),
         (lambda: read_conditions(plain, [0], ["x"], [Path("x.png")], []), "takes no images"),
         (lambda: model(prompts=["x"], images=IMAGES[:1, :4]), "expected images"),
+        (lambda: model(prompts=["x"], images=IMAGES[:1] / 255), "uint8, found .* float64"),
+        (lambda: model(prompts=["x", ""], images=IMAGES, masks=IMAGES[:1, ..., 0] > 3), r"expected masks \(2, 8, 8\)"),
+        (lambda: Sampler(net(), ConditionalOT(0.0), guidance=NestedGuidance({"label": 2.0}), text=text()), "by label"),
+        (lambda: task(guidance=NestedGuidance({"text": 2.0, "label": 2.0})), "by text, label for a net that is"),
         (lambda: read_conditions(model, [0], ["x"], [Path("nowhere.png")], []), "no image nowhere.png"),
         (lambda: read_conditions(model, [0], ["x"], [], []), "images are needed"),
         (

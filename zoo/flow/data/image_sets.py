@@ -131,7 +131,7 @@ def folder(path: Path, limit: int = 0, flat: bool = False) -> ImageSet:
 
 
 def find_splits(root: Path) -> list[Path]:
-    """The folders `train` and the first of `HELD_OUT`, in any case, of a data set; none where one of them is missing."""
+    """The folders `train` and the first of `HELD_OUT`, in any case, of a data set; none where one is missing."""
     folders = {path.name.lower(): path for path in sorted(root.iterdir()) if path.is_dir()}
     val = next((folders[name] for name in HELD_OUT if name in folders), None)
     return [folders["train"], val] if "train" in folders and val is not None else []

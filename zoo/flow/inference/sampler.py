@@ -21,8 +21,15 @@ from zoo.flow.inference.request_files import CONDITION_KEYS, named_files, read_r
 from zoo.flow.inference.validation_samples import log_validation_samples
 from zoo.flow.nets.latent_space import LatentSpace
 from zoo.flow.nets.velocity import VectorField, VelocityNet
-from zoo.flow.process.conditions import ConditionBatch, GenerationConditions, TextEncoder, add_nulls
-from zoo.flow.process.guidance import Guidance, check_labels, velocity_field
+from zoo.flow.process.conditions import (
+    KIND_NAMES,
+    LABEL,
+    ConditionBatch,
+    GenerationConditions,
+    TextEncoder,
+    add_nulls,
+)
+from zoo.flow.process.guidance import Guidance, NestedGuidance, check_labels, velocity_field
 from zoo.flow.process.image_conditions import ImageCondition
 from zoo.flow.process.paths import PREDICTIONS, AffinePath, Prediction
 from zoo.flow.process.sampling import noise
@@ -83,6 +90,12 @@ class Sampler(Inference):
                 raise ValueError(f"{name} is null or {{class_path: ..., init_args: {{...}}}}, found {value!r}")
         if classes is not None and len(classes) != net.num_classes:
             raise ValueError(f"classes are {len(classes)} names, the net has {net.num_classes} classes")
+        kinds = [kind for kind, names in KIND_NAMES.items() if net.condition_shapes.keys() & set(names)]
+        kinds += [LABEL] if net.num_classes else []
+        scales = guidance.scales if isinstance(guidance, NestedGuidance) else ()
+        if guidance is not None and (not kinds or not set(scales) <= set(kinds)):
+            named = f" by {', '.join(scales)}" if scales else ""
+            raise ValueError(f"guidance{named} for a net that is conditioned on {', '.join(kinds) or 'nothing'}")
         self.net = net
         self.path = path
         self.solver = solver or Solver(*self.usual_solver)
@@ -278,14 +291,16 @@ class Sampler(Inference):
         self._check_conditions(prompts, images)
         encoded = None
         if self.image_condition is not None:
-            side = self.image_condition.side(self.sample_shape[-1])
-            if np.shape(images)[1:] != (side, side, self.sample_shape[0]):
+            side, pixels = self.image_condition.side(self.sample_shape[-1]), np.array(images)
+            if pixels.shape[1:] != (side, side, self.sample_shape[0]) or pixels.dtype != np.uint8:
                 expected = f"(B, {side}, {side}, {self.sample_shape[0]})"
-                raise ValueError(f"expected images {expected}, found {np.shape(images)}")
+                raise ValueError(f"expected images {expected} uint8, found {pixels.shape} {pixels.dtype}")
+            if masks is not None and np.shape(masks) != pixels.shape[:3]:
+                raise ValueError(f"expected masks {pixels.shape[:3]}, found {np.shape(masks)}")
             if masks is not None and not self.image_condition.masked:
                 raise ValueError(f"{type(self.image_condition).__name__} takes no masks")
             holes = None if masks is None else torch.as_tensor(np.asarray(masks))[:, None].float()
-            encoded = self.image_condition.from_user(to_values(np.array(images)), holes, seeds)
+            encoded = self.image_condition.from_user(to_values(pixels), holes, seeds)
         return None if prompts is None and encoded is None else GenerationConditions(prompts, encoded)
 
     def more_files(self, source: Path) -> list[Path]:

@@ -141,11 +141,12 @@ def predict_branches(
     label: Tensor | None,
     conditions: ConditionBatch | None,
     branches: Sequence[Collection[str]],
+    null_label: int = NULL_LABEL,
 ) -> list[Tensor]:
     """Predict at points (B, ...) with only some kinds of conditions, for each set of kinds; one call of the net."""
     labels = None
     if label is not None:
-        labels = torch.cat([label if LABEL in kinds else torch.full_like(label, NULL_LABEL) for kinds in branches])
+        labels = torch.cat([label if LABEL in kinds else torch.full_like(label, null_label) for kinds in branches])
     points = torch.cat([x] * len(branches))
     if conditions is None:
         return list(net(points, t, labels).chunk(len(branches)))

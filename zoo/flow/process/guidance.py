@@ -70,15 +70,8 @@ class Guidance:
             conditions: besides the class; where there are any, the unconditional branch has none of them either.
         """
         scale = self.scale_at(t)
-        if conditions is not None:
-            branches = [KINDS] if scale == 1 else [()] if scale == 0 else [(), KINDS]
-            outputs = predict_branches(net, t, x, label, conditions, branches)
-        elif label is None:
-            raise ValueError("guidance needs labels or conditions")
-        else:
-            null = torch.full_like(label, NULL_LABELS[self.null_mode])
-            rows = [label] if scale == 1 else [null] if scale == 0 else [null, label]
-            outputs = list(net(torch.cat([x] * len(rows)), t, torch.cat(rows)).chunk(len(rows)))
+        branches = [KINDS] if scale == 1 else [()] if scale == 0 else [(), KINDS]
+        outputs = predict_branches(net, t, x, label, conditions, branches, NULL_LABELS[self.null_mode])
         if len(outputs) == 1:
             return outputs[0]
         return classifier_free_guidance(outputs[1], outputs[0], scale, self.rescale)
