@@ -181,9 +181,9 @@ class FlowTask(SingleOptimizerTask):
         """
         if "t" in batch:
             return batch
-        x1, x0, label = batch["x1"], batch["x0"], batch["label"]
+        x0, label = batch["x0"], batch["label"]
         if self.coupling is not None:
-            x0 = self.coupling(x0, x1, label if self.net.num_classes else None)
+            x0 = self.coupling(x0, self._data(batch), label if self.net.num_classes else None)
         t, keep_label = sample_times(self.times, self.label_drop, batch["seeds"])
         prepared = {**batch, "x0": x0, "t": t, "keep_label": keep_label}
         if "conditions" in batch:

@@ -6,10 +6,11 @@ from torch import nn
 
 from tests.flow.conditions import autoencoder, digits, net, prepared, quiet_task, text
 from zoo.blocks.autoencoder import sample_posterior
-from zoo.flow import ConditionalOT, DiT, ImageData, Inpainting, LatentData, Sampler, Solver
+from zoo.flow import ConditionalOT, DiT, ImageData, Inpainting, LatentData, OptimalTransport, Sampler, Solver
 from zoo.flow.data.items import Items
 from zoo.flow.data.latents import write_shards
 from zoo.flow.nets.latent_space import ImageAutoencoder, LatentSpace
+from zoo.flow.process.coupling import match_pairs
 from zoo.flow.process.sampling import noise
 from zoo.training.array_files import array_paths
 from zoo.training.resume import item_seed
@@ -72,6 +73,21 @@ def test_a_killed_encoding_goes_on_and_others_have_their_own(tmp_path):
     )
     data(tmp_path, LatentSpace(autoencoder(seed=1)))
     assert len(sorted(tmp_path.glob("latents-train-*.json"))) == 2
+
+
+def test_noise_is_paired_with_latents_on_the_scale_of_the_flow():
+    latents = space()
+    latents.fit(torch.tensor([3.0, -1.0]), torch.tensor([0.01, 10.0]))
+    task = quiet_task(
+        DiT(4, 2, patch=1, depth=1, dim=16, heads=2, num_classes=0),
+        label_drop=0.0,
+        latents=latents,
+        coupling=OptimalTransport(),
+    )
+    torch.manual_seed(0)
+    x0, x1 = torch.randn(2, 8, 2, 4, 4).unbind()
+    batch = {"x1": latents.denormalise(x1), "x0": x0, "label": torch.zeros(8), "seeds": list(range(8))}
+    assert torch.equal(task.prepare_training_batch(batch)["x0"], x0[match_pairs(x0, x1)])
 
 
 def test_conditions_reach_latents(tmp_path):

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from zoo.blocks.image import classifier_free_guidance
