@@ -140,7 +140,7 @@ def test_the_sampler_takes_one_euler_step_and_no_other_net():
             call()
     with pytest.raises(ValueError, match="neither texts nor images"):
         MeanFlowSampler(*parts, image_condition=Inpainting())
-    with pytest.raises(ValueError, match="guidance for a net that is conditioned on nothing"):
+    with pytest.raises(ValueError, match="guidance by conditions for a net that takes none"):
         MeanFlowSampler(*parts, guidance=Guidance())
     with pytest.raises(ValueError, match="condition_drop names 'all'"):
         MeanFlowTask(*parts, UniformTimes(), torch.optim.Adam, label_drop=0.0, condition_drop={"all": 0.1})

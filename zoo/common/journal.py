@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 
 from zoo.common.atomic_files import LOCK_NAME, TEMPORARY_MARK, delete_temporary_files, write_atomic
 
-SETTINGS_NAME = "settings.json"
-
 Item = TypeVar("Item")
 Row = dict[str, Any]
 
@@ -96,7 +94,7 @@ def pending_items(
 def begin_output(
     output: Path,
     settings: Mapping[str, Any],
-    name: str = SETTINGS_NAME,
+    name: str = "settings.json",
     notes: Sequence[str] = (),
     sweep: bool = False,
 ) -> None:

@@ -34,7 +34,7 @@ def make(tmp_path: Path, source: FileImages) -> ImageCache:
 def test_cache_serves_what_decoding_gives(tmp_path: Path) -> None:
     source = pictures(tmp_path / "a")
     cache = make(tmp_path, source)
-    assert torch.equal(cache([4, 0, 4]), DecodedImages(source, Framing(4, 3))([4, 0, 4])) and len(cache) == 5
+    assert torch.equal(cache([4, 0, 4]), DecodedImages(source, Framing(4, 3))([4, 0, 4]))
     assert cache([1]).shape == (1, 3, 4, 4)
     assert torch.equal(pickle.loads(pickle.dumps(cache))([2]), cache([2]))
     assert len(pickle.dumps(cache)) < 500

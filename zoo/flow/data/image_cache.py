@@ -50,9 +50,6 @@ class ImageCache:
     def __reduce__(self) -> tuple[type[ImageCache], tuple[Path]]:
         return ImageCache, (self.path,)
 
-    def __len__(self) -> int:
-        return len(self._pixels)
-
     def __call__(self, indices: Sequence[int]) -> Tensor:
         """Images (n, C, H, W) float32 in [-1, 1]."""
         return to_values(np.asarray(self._pixels[list(indices)]))

@@ -36,7 +36,6 @@ class DigitsClassifier(ClassifierFeatures):
     def __init__(self, num_classes: int = 10) -> None:
         super().__init__()
         self.dims = DIMS
-        self.num_classes = num_classes
         self.body = nn.Sequential(
             *_convolution(1, WIDTH),
             *_convolution(WIDTH, WIDTH),

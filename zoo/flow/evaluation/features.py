@@ -37,8 +37,6 @@ class FeatureExtractor(nn.Module):
 class ClassifierFeatures(FeatureExtractor):
     """Base of feature nets that know classes."""
 
-    num_classes: int
-
     def logits(self, features: Tensor) -> Tensor:
         """Scores (B, K) of features (B, dims); column 0 is label 1."""
         raise NotImplementedError(f"{type(self).__name__} defines no logits()")

@@ -39,14 +39,13 @@ def read_sets(
         size: height (and width) and channels of the generated images.
         classes: of the generated images, where known.
     """
-    if reference is None and train is not None:
-        raise ValueError("--train without --reference: the digits bring their own training images")
-    real: SampleSet | Moments
-    if reference is None:
-        train_images, real = read_digits(val_every, split_seed, *size)
-    else:
+    if reference is not None:
         real = read_reference(reference, *size)
         train_images = None if train is None else read_samples(train, *size)
+    elif train is not None:
+        raise ValueError("--train without --reference: the digits bring their own training images")
+    else:
+        train_images, real = read_digits(val_every, split_seed, *size)
     sets = [part.classes for part in (real, train_images) if isinstance(part, SampleSet)]
     # numbers from 1 stand for names that are not known
     names = {tuple(each) for each in (classes, *sets) if each and each != [str(n + 1) for n in range(len(each))]}

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from zoo.common.checks import check_at_least
-from zoo.common.journal import SETTINGS_NAME
 from zoo.common.safe_load import check_archive
 from zoo.flow.data import image_sets
 from zoo.flow.data.images import ArrayImages, FileImages, Framing, ImageSource, decode_all, to_values
@@ -92,7 +91,7 @@ def read_samples(path: Path, resolution: int | None = None, channels: int | None
         raise FileNotFoundError(f"{path}: expected a folder of images or an npz file")
     if (path / LABELS_NAME).is_file():
         files, labels = _read_labels(path)
-        settings = path / SETTINGS_NAME
+        settings = path / "settings.json"
         classes = json.loads(settings.read_text(encoding="utf-8")).get("classes") if settings.is_file() else None
         return SampleSet(_decode(FileImages(path, files), resolution, channels), labels, classes)
     if parts := image_sets.find_splits(path):

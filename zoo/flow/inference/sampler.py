@@ -21,15 +21,8 @@ from zoo.flow.inference.request_files import CONDITION_KEYS, named_files, read_r
 from zoo.flow.inference.validation_samples import log_validation_samples
 from zoo.flow.nets.latent_space import LatentSpace
 from zoo.flow.nets.velocity import VectorField, VelocityNet
-from zoo.flow.process.conditions import (
-    KIND_NAMES,
-    LABEL,
-    ConditionBatch,
-    GenerationConditions,
-    TextEncoder,
-    add_nulls,
-)
-from zoo.flow.process.guidance import Guidance, NestedGuidance, check_labels, velocity_field
+from zoo.flow.process.conditions import ConditionBatch, GenerationConditions, TextEncoder, add_nulls
+from zoo.flow.process.guidance import Guidance, check_guidance, check_labels, velocity_field
 from zoo.flow.process.image_conditions import ImageCondition
 from zoo.flow.process.paths import PREDICTIONS, AffinePath, Prediction
 from zoo.flow.process.sampling import noise
@@ -90,12 +83,7 @@ class Sampler(Inference):
                 raise ValueError(f"{name} is null or {{class_path: ..., init_args: {{...}}}}, found {value!r}")
         if classes is not None and len(classes) != net.num_classes:
             raise ValueError(f"classes are {len(classes)} names, the net has {net.num_classes} classes")
-        kinds = [kind for kind, names in KIND_NAMES.items() if net.condition_shapes.keys() & set(names)]
-        kinds += [LABEL] if net.num_classes else []
-        scales = guidance.scales if isinstance(guidance, NestedGuidance) else ()
-        if guidance is not None and (not kinds or not set(scales) <= set(kinds)):
-            named = f" by {', '.join(scales)}" if scales else ""
-            raise ValueError(f"guidance{named} for a net that is conditioned on {', '.join(kinds) or 'nothing'}")
+        check_guidance(guidance, net)
         self.net = net
         self.path = path
         self.solver = solver or Solver(*self.usual_solver)

@@ -11,7 +11,7 @@ from torch import Tensor
 from zoo.blocks.image import classifier_free_guidance
 from zoo.common.checks import check_one_of, check_within
 from zoo.flow.nets.velocity import NO_LABEL, NULL_LABEL, VectorField, VelocityNet
-from zoo.flow.process.conditions import KINDS, ConditionBatch, predict_branches
+from zoo.flow.process.conditions import KIND_NAMES, KINDS, LABEL, ConditionBatch, predict_branches
 from zoo.flow.process.paths import PREDICTIONS, AffinePath, Prediction
 
 NULL_LABELS = {"label0": NULL_LABEL, "none": NO_LABEL}
@@ -156,3 +156,12 @@ def check_labels(labels: Sequence[int], num_classes: int) -> None:
     """Refuse labels that are no class of a net; one without classes takes all."""
     if num_classes and not all(NO_LABEL <= label <= num_classes for label in labels):
         raise ValueError(f"labels lie between 1 and {num_classes} (0 is the null class), found {list(labels)}")
+
+
+def check_guidance(guidance: Guidance | None, net: VelocityNet) -> None:
+    """Refuse guidance by what a net does not take."""
+    kinds = [kind for kind, names in KIND_NAMES.items() if net.condition_shapes.keys() & set(names)]
+    kinds += [LABEL] if net.num_classes else []
+    scales = list(guidance.scales) if isinstance(guidance, NestedGuidance) else kinds or ["conditions"]
+    if guidance is not None and not set(scales) <= set(kinds):
+        raise ValueError(f"guidance by {', '.join(scales)} for a net that takes {', '.join(kinds) or 'none'}")
