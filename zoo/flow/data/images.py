@@ -37,8 +37,6 @@ FAULTS = (
 THREADS = min(8, os.cpu_count() or 1)  # Pillow decodes and resizes without Python's lock
 CHUNK = 256  # images that are decoded ahead of their use
 MAX_NAMED = 20  # broken images named in a message
-
-
 WHITE = (255, 255, 255)
 
 
