@@ -177,11 +177,12 @@ def evaluate(run: Path, output: Path, options: EvaluationOptions, device: str = 
     rows: list[Row] = []
     for number in track(range(len(grid)), "evaluate"):
         clip, column = divmod(number, len(grid.cutoffs_hz))
-        name = f"{grid.recordings.high.names[int(grid.indices[clip])]}@{grid.cutoffs_hz[column]:g}"
+        index = int(grid.indices[clip])
+        name = f"{grid.recordings.high.names[index]}@{grid.cutoffs_hz[column]:g}"
         row: Row = {"name": name, "status": "done", "reason": ""}
-        length = grid.samples if options.data is None else grid.recordings.length(int(grid.indices[clip]))
         try:
-            rows += [row | each for each in _measure_item(restorer, grid[number], length, envelope)]
+            measured = _measure_item(restorer, grid[number], grid.recordings.length(index), envelope)
+            rows += [row | each for each in measured]
         except (AudioFileError, ValueError) as error:
             log.warning("%s failed: %s", name, error)
             failed = {"status": "failed", "reason": format_error(error)}
