@@ -118,7 +118,7 @@ def test_refused_resume_changes_no_file(tmp_path, monkeypatch, capsys):
         assert named in capsys.readouterr().err.strip().splitlines()[-1]
         assert hashes(run) == before
     assert fit(run, "--trainer.max_steps=20", "--checkpoints.monitor=null", *TOY_ARGS) == 0
-    assert "\nbest " not in capsys.readouterr().err  # of which metric, nothing says any more
+    assert "\nbest " not in capsys.readouterr().err  # their metric is unknown
 
 
 @pytest.mark.parametrize("name", ["train.log", "metrics.csv", ".lock", "media"])
