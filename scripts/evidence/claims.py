@@ -362,7 +362,7 @@ TRIED = {
     "epoch_items leaves the last 122 of 922 training tasks out of CAD and of AD with the whole context",
     "audiosr/prompts": "English prompts filtered at random as well (without them 1.02 and 1.17 of shaped noise in "
     "French and Russian); one step of DDIM; in the development run bands of other voices were 4 to 9 dB too quiet",
-    "audiosr/sounds": "one recipe: autoencoder and vocoder alone, the ceiling, have 0.73 to 0.83 of shaped noise's "
+    "audiosr/sounds": "one recipe: autoencoder and vocoder alone, the ceiling, have 0.73 to 0.87 of shaped noise's "
     "distance, so that the diffusion, now 2,000 steps, has to be trained for longer",
     "miipher/demo": "a larger backbone: better, not enough; the vocoder is not what costs it",
     "ci_llm/gsm8k": "agents on shares and on clusters of the data, with and without a common adapter, averaged and "

@@ -44,7 +44,7 @@ class Device(NamedTuple):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listen at an address; OSError says what to change."""
+    """Return a socket that listens at an address; OSError for a port that cannot be used."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
