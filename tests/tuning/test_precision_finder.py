@@ -28,6 +28,7 @@ def test_without_float32_there_are_no_differences(monkeypatch, capsys):
         return measurement, 0.25, 2**30
 
     monkeypatch.setattr(precision_finder, "measure_precision", measure)
+    monkeypatch.setenv("COLUMNS", "200")  # a narrow table breaks its cells
     assert main(["find-precision", "flow/smoke"]) == 0
     words = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
     rows = {row[0]: row[1:] for row in words if row}
