@@ -48,7 +48,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        raise OSError(f"port {port} cannot be used ({error.strerror}): choose another with --port, or 0") from error
+        raise OSError(
+            f"port {port} cannot be used at {host} ({error.strerror}): choose another with --port, or 0"
+        ) from error
 
 
 def list_devices() -> list[Device]:

@@ -27,6 +27,11 @@ def test_a_sampled_folder_keeps_the_order_of_its_labels(tmp_path):
     assert np.array_equal(samples.pixels, pixels) and samples.labels == [1 + index % 3 for index in range(12)]
     (folder / "settings.json").write_text('{"classes": ["a", "b", "c"]}')
     assert samples.classes is None and read_samples(folder).classes == ["a", "b", "c"]
+    for content in ("[1]", "{"):
+        (folder / "settings.json").write_text(content)
+        with pytest.raises(ValueError, match=r"settings\.json: "):
+            read_samples(folder)
+    (folder / "settings.json").unlink()
     (folder / "labels.csv").write_text("file,label,seed\n0.png,0,1\n")
     assert read_samples(folder).labels is None
     for rows, message in (

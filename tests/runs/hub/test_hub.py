@@ -67,9 +67,10 @@ def test_card_describes_the_run(run: Path, online: Hub, capsys: pytest.CaptureFi
     assert main([*args, "--message", "first"]) == 0
     files, commits = online.files("me/digits"), online.repos["me/digits"].commits
     card = ModelCard(files["README.md"].decode())
-    assert (card.data.library_name, card.data.license, card.data.pipeline_tag) == (
+    facts = card.data.to_dict()
+    assert [facts[name] for name in ("library_name", "license", "pipeline_tag")] == [
         "zoo", "cc0-1.0", "unconditional-image-generation",
-    )  # fmt: skip
+    ]  # fmt: skip
     assert "| generated | frechet | 1.5 | 1.25 | 1.75 |" in card.text
     assert 'zoo.load("hf://me/digits")' in card.text and "flow/smoke" in card.text
     assert "![val_samples](samples/val_samples.png)" in card.text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import zipfile
 from collections import Counter
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from zoo.common.checks import check_at_least
 from zoo.common.safe_load import check_archive
+from zoo.convert.settings import read_settings_file
 from zoo.flow.data import image_sets
 from zoo.flow.data.images import ArrayImages, FileImages, Framing, ImageSource, decode_all, to_values
 from zoo.flow.evaluation.metrics import Moments
@@ -92,7 +92,7 @@ def read_samples(path: Path, resolution: int | None = None, channels: int | None
     if (path / LABELS_NAME).is_file():
         files, labels = _read_labels(path)
         settings = path / "settings.json"
-        classes = json.loads(settings.read_text(encoding="utf-8")).get("classes") if settings.is_file() else None
+        classes = read_settings_file(settings).get("classes") if settings.is_file() else None
         return SampleSet(_decode(FileImages(path, files), resolution, channels), labels, classes)
     if parts := image_sets.find_splits(path):
         raise ValueError(f"{path} holds training and held-out images: name one of {parts[0]} and {parts[1]}")
