@@ -55,7 +55,7 @@ def test_a_folder_is_split_as_its_index_states(tmp_path: Path, caplog: pytest.Lo
     assert len(build(root=root, store=StoreOptions(streams=1, steps=8)).train_set) == 6
     assert "no others" not in caplog.text
     assert len(build(root=root, epoch_items=7).train_set) == 7
-    assert "the first 7 of 12 histories train, no others" in caplog.text
+    assert "7 of 12 histories train, no others" in caplog.text
 
 
 def test_batches_are_of_one_length_without_padding() -> None:

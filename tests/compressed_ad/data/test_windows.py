@@ -59,6 +59,12 @@ def episodes(steps: Steps) -> list[str]:
     return [str([field[0].tolist() for field in part]) for part in parts]
 
 
+def test_fewer_items_than_histories_are_evenly_chosen(store: HistoryStore) -> None:
+    items = windows(StoredSource(store, [2, 0, 1]), None, 3)
+    for number, position in enumerate([2, 0, 1]):  # one of both streams of each task
+        assert assert_equal_files(items[number]["steps"], history(store, position, 0))
+
+
 def test_every_part_of_a_stored_history_is_an_item(store: HistoryStore) -> None:
     items = windows(StoredSource(store, [2, 0]), 5, offset="every")
     assert len(items) == 4 * 20

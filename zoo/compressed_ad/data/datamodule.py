@@ -79,7 +79,7 @@ class HistoryData(ZooDataModule):
         length: steps of an item, one more than its context; null for whole histories.
         batch_size: items per batch and process.
         epoch_items: items of an epoch, which go through the histories again and again; where it is below their number,
-            the first ones alone train. Null for one per history (one per part, with offset "every").
+            so many train, evenly chosen. Null for one per history (one per part, with offset "every").
         curriculum: samples a length for each training batch.
         split_seed: of the division of the tasks where there is no `root`.
         train_share: of the tasks, above 0, below 1; the others are held out.
@@ -151,7 +151,7 @@ class HistoryData(ZooDataModule):
         )  # fmt: skip
         self.train_set = HistoryWindows(train, self.length, self.epoch_items, self.seed, self.windows)
         if len(self.train_set) < train.count:
-            log.warning("epoch_items: the first %d of %d histories train, no others", len(self.train_set), train.count)
+            log.warning("epoch_items: %d of %d histories train, no others", len(self.train_set), train.count)
         offset: Literal["start", "random"] = "start" if self.windows.offset == "start" else "random"
         plain = replace(self.windows, offset=offset, shuffle_episodes=False, mix_tasks=False)
         items, seeds = self.evaluation.items, self.evaluation.seeds

@@ -151,7 +151,8 @@ class HistoryWindows(Dataset[dict[str, Any]]):
     Args:
         length: steps of an item, unless its key says otherwise; all of a history by default. The last action is
             predicted from what is before it, so an item of n steps has a context of n - 1 transitions.
-        size: number of items, which go through the histories again and again; each history once by default.
+        size: number of items, which go through the histories again and again, or are evenly chosen where they are
+            fewer; each history once by default.
         seed: of offsets, orders and histories made on demand.
     """
 
@@ -221,7 +222,7 @@ class HistoryWindows(Dataset[dict[str, Any]]):
         else:
             starts = (uniforms[0] * (self.available - length + 1)).long() * (self.options.offset == "random")
         times = starts[:, None] + torch.arange(length)
-        histories = [item % self.source.count for item in items]
+        histories = [self._history(item) for item in items]
         history_seeds = [item_seed(seed, 0, HISTORY) for seed in seeds]
         read = self._read_regular if self.regular else self._read_irregular
         steps = read(histories, history_seeds, times, uniforms[1:])
@@ -229,6 +230,10 @@ class HistoryWindows(Dataset[dict[str, Any]]):
         if self.options.terminal_next_state == "reset" and isinstance(env, GridEnv):
             steps = replace_last_states(steps, env.start_cell)
         return {"steps": steps}
+
+    def _history(self, item: int) -> int:
+        count = self.source.count
+        return item * count // self.size if self.size < count else item % count
 
     def _read_irregular(self, histories: list[int], seeds: list[int], times: Tensor, uniforms: Tensor) -> Steps:
         """Read steps (B, L) of rearranged episodes of different lengths."""
