@@ -19,7 +19,7 @@ ID, LIMIT, NAME = "AnyMDP-v0", 20, "tasks.npz"
 FIELDS = ("transition", "reward", "noise", "start")
 LEARNER = {"bonus": 0.3, "epsilon": 0.0, "last_epsilon": 0.0, "rate": 0.7, "discount": 0.8}
 SOURCE = ["--algorithm=q_learning", *(f"--q_learning.{key}={value}" for key, value in LEARNER.items()), "--steps=400"]
-STEPS = 1000  # of the net with a sliding window, and again of that with latents, which begins with its weights
+WARM_UP, STEPS = 1000, 2500  # of the net with a sliding window; then of that and of the one with latents
 SPLIT = ["--train_share=0.9", "--shard_size=128"]
 
 

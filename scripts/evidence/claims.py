@@ -104,14 +104,15 @@ def _plan_anymdp(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
     source += [f"--streams={1 if quick else 2}", *anymdp.SPLIT, f"--seed={seed}", f"--split_seed={seed}"]
     plain = {**shared, policy: "{init_args: {compressor: null}}"}
     whole = {**plain, f"{policy}__init_args__transformer__init_args__context": 400}
-    short = {f"{data}__length": 100, f"{data}__windows__offset": "random", f"{data}__batch_size": 64}
-    longer = lasting(anymdp.STEPS)
-    begun = {"init_from": root / "sliding", "init_from_min_matched": 0.4}  # the compressor is new
-    return [
+    sliding = {**plain, f"{data}__length": 100, f"{data}__windows__offset": "random", f"{data}__batch_size": 64}
+    sliding |= {f"{data}__epoch_items": 6400}
+    first, more, begun = anymdp.WARM_UP, anymdp.STEPS, {"init_from": root / "warm_up"}
+    return [  # all arms take as many batches of as many tokens
         EvidenceStep("histories", ["collect", str(root / "histories"), *source]),
-        fit_step(root, "whole", recipe, seed, **whole),
-        fit_step(root, "sliding", recipe, seed, **plain, **short, **longer, **{f"{data}__epoch_items": 6400}),
-        fit_step(root, "cad", recipe, seed, **shared, **begun, **longer),
+        fit_step(root, "whole", recipe, seed, **whole, **lasting(first + more)),
+        fit_step(root, "warm_up", recipe, seed, **sliding, **lasting(first)),
+        fit_step(root, "sliding", recipe, seed, **sliding, **begun, **lasting(more)),
+        fit_step(root, "cad", recipe, seed, **shared, **begun, init_from_min_matched=0.4, **lasting(more)),
     ]
 
 
@@ -217,7 +218,7 @@ DEMOS = {
         Demo("compressed_ad/demo_points", _plan_points, compressed_ad.measure_points, ("plain", "mixed")),
         Demo("compressed_ad/demo_lakes", _plan_lakes, compressed_ad.measure_lakes, ("plain", "mixed")),
         Demo("compressed_ad/anymdp", _plan_anymdp, compressed_ad.measure_anymdp,
-             ("whole", "cad", "sliding", "histories"), ("anymdp",), redrawn=1),
+             ("whole", "cad", "sliding", "histories"), ("anymdp",), redrawn=2),
         Demo("hifigan/demo", _plan_vocoder, hifigan.measure, ("run",), ("ljspeech",)),
         Demo("miipher/demo", _plan_restorer, miipher.measure, ("adapter", "pretrain", "finetune"),
              ("ljspeech", "noise", "rir"), redrawn=2),
