@@ -8,7 +8,7 @@ import yaml
 
 from tests.audiosr.lily import CONTEXT, MELS, UNET, VOCODER, config, nets, state_of, write
 from zoo.audiosr.convert import convert, convert_config, describe, from_original, is_original, original_state
-from zoo.audiosr.convert.to_original import Nets, write_original
+from zoo.audiosr.convert.to_original import Nets, list_targets, write_original
 from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.losses import Latent
 from zoo.audiosr.nets.denoiser import Denoiser, GlobalEncoder
@@ -89,6 +89,14 @@ def test_there_and_back(tmp_path: Path, layout: str) -> None:
     features["kind"] = "projectlily" if layout == "audiosr" else "audiosr"
     save_checkpoint(checkpoint, actual)
     assert any(f"features.kind is {features['kind']}" in note for note in convert(actual, back)["notes"])
+
+
+def test_a_folder_gives_its_best_checkpoint_by_the_score(tmp_path: Path) -> None:
+    best, newest = (tmp_path / name for name in ("best-step_00000002-0.5.ckpt", "step_00000006.ckpt"))
+    for path in (best, newest, tmp_path / "best-step_00000004-0.7.ckpt", tmp_path / "step_00000003.ckpt"):
+        save_checkpoint({}, path)
+    expected = {"best_step_2.pt": best, "step_6.pt": newest, "final_ema.pt": newest}
+    assert {path.name: origin for path, origin in list_targets(tmp_path, tmp_path / "out").items()} == expected
 
 
 def test_an_export_restores(tmp_path: Path) -> None:

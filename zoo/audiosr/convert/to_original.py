@@ -26,9 +26,10 @@ from zoo.convert.engine import read_zoo_checkpoint
 from zoo.convert.tensor_names import State, add_prefix, select_prefix
 from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.hifigan.nets.generator import Generator
-from zoo.runs.checkpoints import find_checkpoint, find_checkpoints, parse_step
+from zoo.runs.checkpoints import best_checkpoint, find_checkpoint, find_checkpoints, parse_step
 from zoo.runs.components import is_export, read_components
 from zoo.runs.load import build_components
+from zoo.runs.run_info import read_run
 
 INFERENCE = "zoo.audiosr.Restorer"
 FINAL = "final_ema.pt"
@@ -260,7 +261,7 @@ def write_original(nets: Nets, layout: str, path: Path) -> list[str]:
 
 def from_zoo(source: Path, target: Path) -> dict[str, Any]:
     """Write a run, checkpoint or export of ours; see `zoo.audiosr.convert.convert`."""
-    targets = _list_targets(source, target)
+    targets = list_targets(source, target)
     notes: list[str] = []
     layout = ""
     for file, origin in targets.items():
@@ -275,7 +276,7 @@ def from_zoo(source: Path, target: Path) -> dict[str, Any]:
     return {"target": list(targets), "layout": layout, "notes": list(dict.fromkeys(notes))}
 
 
-def _list_targets(source: Path, target: Path) -> dict[Path, Path]:
+def list_targets(source: Path, target: Path) -> dict[Path, Path]:
     """List the files to write, each with the checkpoint or export that it is made of."""
     newest = source if is_export(source) else find_checkpoint(source)
     if target.suffix in (".pt", ".bin"):
@@ -286,9 +287,9 @@ def _list_targets(source: Path, target: Path) -> dict[Path, Path]:
         return {target / FINAL: source}
     if source.is_file():
         return {target / original_name(source): source}
-    best = find_checkpoints(source, "best-step_*.ckpt")[:1]
-    steps = find_checkpoints(source, "step_*.ckpt")[:1]
-    return {**{target / original_name(path): path for path in (*best, *steps)}, target / FINAL: newest}
+    best = best_checkpoint(source, read_run(source, source).mode)
+    chosen = [*([best] if best else []), *find_checkpoints(source, "step_*.ckpt")[:1]]
+    return {**{target / original_name(path): path for path in chosen}, target / FINAL: newest}
 
 
 def original_name(checkpoint: Path) -> str:
