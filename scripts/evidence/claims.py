@@ -210,7 +210,7 @@ DEMOS = {
         Demo("flow/nets", _plan_nets, _nets, redrawn=2),
         Demo("flow/emoji", emoji.plan, emoji.measure, redrawn=1, data=(emoji.DATA.format(32),)),
         Demo("flow/emoji_64", partial(emoji.plan, size=64), partial(emoji.measure, size=64),
-             data=(emoji.DATA.format(64),)),
+             data=(emoji.DATA.format(64),), redrawn=1),
         Demo("ci_llm/demo", _plan_crowd, _crowd),
         Demo("ci_llm/crowds", _plan_crowds, _crowds, redrawn=1),
         Demo("compressed_ad/demo_memory", _plan_memory, compressed_ad.measure_memory, ("latents", "none", "sliding")),
