@@ -40,7 +40,7 @@ RESAMPLES = 200
 SHOWN = 2  # images of a class in the gallery
 LARGE_STEPS = (1050, 1800, 650)  # of the trainings at 64 x 64 pixels, eight minutes each
 PATCHES = {"patch": 8, "dim": 256}  # wider than the 192 values of a patch
-LARGE_NETS = ({"channels": 16, "channel_mult": [1, 2, 4, 4], "attention_levels": [3]}, PATCHES, PATCHES)
+LARGE_NETS: tuple[dict[str, Any], ...] = ({"channels": 16, "channel_mult": [1, 2, 4, 4], "attention_levels": [3]}, PATCHES, PATCHES)
 LARGE_CLAIMS = (  # at 64 x 64 pixels; figure, what it is a share of, title, at most
     (f"U-Net, guided: {FLOOR}", None, "U-Net, guidance 2: Fréchet distance to real images'", 12.0),
     (f"DiT, guided: {FLOOR}", None, "DiT, guidance 2: Fréchet distance to real images'", 20.0),
