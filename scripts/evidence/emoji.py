@@ -39,8 +39,8 @@ STEPS, GUIDANCE, FEW = 10, 2.0, (1, 2, 4)  # of Euler
 RESAMPLES = 200
 SHOWN = 2  # images of a class in the gallery
 LARGE_STEPS = (1050, 1800, 650)  # of the trainings at 64 x 64 pixels, eight minutes each
-PATCHES = {"patch": 8, "dim": 256}  # wider than the 192 values of a patch
-LARGE_NETS: tuple[dict[str, Any], ...] = ({"channels": 16, "channel_mult": [1, 2, 4, 4], "attention_levels": [3]}, PATCHES, PATCHES)
+LARGE_UNET: dict[str, Any] = {"channels": 16, "channel_mult": [1, 2, 4, 4], "attention_levels": [3]}
+LARGE_DIT: dict[str, Any] = {"patch": 8, "dim": 256}  # wider than the 192 values of a patch
 LARGE_CLAIMS = (  # at 64 x 64 pixels; figure, what it is a share of, title, at most
     (f"U-Net, guided: {FLOOR}", None, "U-Net, guidance 2: Fréchet distance to real images'", 12.0),
     (f"DiT, guided: {FLOOR}", None, "DiT, guidance 2: Fréchet distance to real images'", 20.0),
@@ -143,7 +143,7 @@ def plan(root: Path, seed: int, quick: bool, size: int = 32) -> list[EvidenceSte
     changes: list[dict[str, Any]] = [{}, {}, {"init_from": root / RUNS[1]}]
     if size != 32:
         large = {"data__init_args__root": data_folder() / DATA.format(size), "data__init_args__image_resolution": size}
-        for each, steps, net in zip(changes, LARGE_STEPS, LARGE_NETS, strict=True):
+        for each, steps, net in zip(changes, LARGE_STEPS, (LARGE_UNET, LARGE_DIT, LARGE_DIT), strict=True):
             each |= {**large, "trainer__max_steps": steps}
             each |= {f"model__init_args__net__init_args__{key}": value for key, value in net.items()}
     names = zip(RUNS, changes, strict=True)
