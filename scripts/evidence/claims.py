@@ -364,8 +364,8 @@ TRIED = {
     "audiosr/prompts": "English prompts filtered at random as well (without them 1.02 and 1.17 of shaped noise in "
     "French and Russian); one step of DDIM; in the development run bands of other voices were 4 to 9 dB too quiet",
     "audiosr/sounds": "with another seed, whose autoencoder has twice the error of these: 2,000 steps of the diffusion "
-    "1.11 to 1.18 of shaped noise, 4,000 steps 1.12 to 1.14, dropout or sounds filtered at random as well 1.11 to "
-    "1.19, one step of DDIM 1.08 to 1.11; then that autoencoder at a quarter of its learning rate for 1,600 steps: "
+    "1.11 to 1.18 of shaped noise, 4,000 steps 1.12 to 1.14, dropout without and with sounds filtered at random 1.11 "
+    "to 1.19, one step of DDIM 1.08 to 1.11; then that autoencoder at a quarter of its learning rate for 1,600 steps: "
     "1.03, 0.996 and 0.996, in no counted seed yet",
     "miipher/demo": "a larger backbone: better, not enough; the vocoder is not what costs it",
     "ci_llm/gsm8k": "agents on shares and on clusters of the data, with and without a common adapter, averaged and "
