@@ -21,16 +21,16 @@ from zoo.runs.checkpoints import find_checkpoints, load_checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TOY = REPOSITORY / "tests" / "toy"
-TOY_RECIPE = TOY / "toy_wing" / "configs" / "smoke.yaml"
-TOY_ARGS = ("--allow-import", "toy_wing")
+TOY_RECIPE = TOY / "toy_system" / "configs" / "smoke.yaml"
+TOY_ARGS = ("--allow-import", "toy_system")
 TOY_FIT = ("fit", "--config", TOY_RECIPE, *TOY_ARGS)
 SMOKE = REPOSITORY / "configs" / "hifigan" / "smoke.yaml"
 RUNS = REPOSITORY / "tests" / "data" / "runs"  # small trained runs of all systems
 
 
 def callback(name: str, **arguments: object) -> list[str]:
-    """The options that add a callback: a fault of the toy wing by its name, others by their path."""
-    path = name if "." in name else f"toy_wing.faults.{name}"
+    """The options that add a callback: a fault of the toy system by its name, others by their path."""
+    path = name if "." in name else f"toy_system.faults.{name}"
     values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
     return [f"--trainer.callbacks+={path}", *(f"--trainer.callbacks.{key}={value}" for key, value in values.items())]
 

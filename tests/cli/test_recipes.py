@@ -223,9 +223,9 @@ def test_refuses_a_folder_that_holds_a_run(tmp_path: Path, capsys: pytest.Captur
 def test_older_checkpoint_goes_on_in_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["fit", "--config", str(TOY_RECIPE), *TOY_ARGS, "--trainer.max_steps=10"]) == 0
-    (run,) = tmp_path.glob("runs/toy_wing/smoke/*")
+    (run,) = tmp_path.glob("runs/toy_system/smoke/*")
     assert main(["fit", *TOY_ARGS, "--ckpt_path", str(run / "step_00000005.ckpt"), "--trainer.max_steps=7"]) == 0
-    folders = sorted(tmp_path.glob("runs/toy_wing/smoke/*"))
+    folders = sorted(tmp_path.glob("runs/toy_system/smoke/*"))
     assert len(folders) == 2
     assert newest(run).name == "step_00000010.ckpt"
     assert newest(next(folder for folder in folders if folder != run)).name == "step_00000007.ckpt"
@@ -236,7 +236,7 @@ def test_auto_starts_or_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     args = ["fit", "--config", str(TOY_RECIPE), *TOY_ARGS, "--ckpt_path", "auto"]
     assert main([*args, "--trainer.max_steps=5"]) == 0
     assert main([*args, "--trainer.max_steps=10"]) == 0
-    (run,) = tmp_path.glob("runs/toy_wing/smoke/*")
+    (run,) = tmp_path.glob("runs/toy_system/smoke/*")
     assert newest(run).name == "step_00000010.ckpt"
 
 

@@ -27,7 +27,7 @@ LETHAL = "007"
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trained toy whose inference records what it finished, takes its time, and dies at one name."""
     folder = tmp_path_factory.mktemp("trained")
-    task = ["--model.class_path=toy_wing.faults.DyingTask", "--trainer.max_steps=1"]
+    task = ["--model.class_path=toy_system.faults.DyingTask", "--trainer.max_steps=1"]
     good(forked(*TOY_FIT, *task, f"--trainer.default_root_dir={folder / 'run'}", cwd=folder))
     return folder / "run"
 

@@ -58,7 +58,7 @@ def parse_and_build(configs: Sequence[str], build: bool, bait: str = "") -> list
         for text in configs:
             Path("config.yaml").write_bytes(text.encode("utf-8", "surrogateescape"))
             attempts.append(
-                (attempt(["fit", "--config", "config.yaml", "--allow-import", "toy_wing"]), "bait" in sys.modules)
+                (attempt(["fit", "--config", "config.yaml", "--allow-import", "toy_system"]), "bait" in sys.modules)
             )
     return attempts
 

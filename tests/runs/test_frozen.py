@@ -10,8 +10,8 @@ import torch
 import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
-from toy_wing.backbone import FrozenTask, Scale, Scaled
-from toy_wing.data import PairData
+from toy_system.backbone import FrozenTask, Scale, Scaled
+from toy_system.data import PairData
 
 import zoo
 from tests.harness import TOY_ARGS, newest
@@ -29,9 +29,9 @@ HERE = {"config": {"seed": 3}}
 
 
 def recipe(folder: Path, **backbone: object) -> Path:
-    spec = {"class_path": "toy_wing.Scale", "init_args": backbone}
+    spec = {"class_path": "toy_system.Scale", "init_args": backbone}
     model = {
-        "net": {"class_path": "toy_wing.Scaled", "init_args": {"backbone": spec}},
+        "net": {"class_path": "toy_system.Scaled", "init_args": {"backbone": spec}},
         "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.1}},
     }
     content = {
@@ -45,8 +45,8 @@ def recipe(folder: Path, **backbone: object) -> Path:
             "enable_model_summary": False,
         },
         "checkpoints": {"every_n_steps": 2},
-        "model": {"class_path": "toy_wing.FrozenTask", "init_args": model},
-        "data": {"class_path": "toy_wing.data.PairData"},
+        "model": {"class_path": "toy_system.FrozenTask", "init_args": model},
+        "data": {"class_path": "toy_system.data.PairData"},
     }
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(content))
@@ -67,7 +67,7 @@ def source(folder: Path, seed: int = 5) -> str:
 
 
 def loaded(path: Path, **options: object) -> np.ndarray:
-    return load(path, allow_import=["toy_wing"], **options)(np.ones(3, np.float32), 16000)
+    return load(path, allow_import=["toy_system"], **options)(np.ones(3, np.float32), 16000)
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +190,7 @@ def go_on(run: Path, tmp_path: Path) -> None:
 
 def test_random_weights_come_from_the_runs_copy(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = loaded(run)
-    monkeypatch.setattr("toy_wing.backbone.draw", other_draw)  # as another version of torch might
+    monkeypatch.setattr("toy_system.backbone.draw", other_draw)  # as another version of torch might
     np.testing.assert_array_equal(loaded(run), expected)
     go_on(run, tmp_path)
 
@@ -211,7 +211,7 @@ def test_vanished_source_comes_from_the_runs_copy(tmp_path: Path) -> None:
 def test_older_checkpoint_takes_its_copy_into_the_new_folder(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toy_wing.backbone.draw", other_draw)
+    monkeypatch.setattr("toy_system.backbone.draw", other_draw)
     older, new = run / "step_00000002.ckpt", tmp_path / "new"
     where = ["--ckpt_path", str(older), f"--trainer.default_root_dir={new}", "--trainer.max_steps=3"]
     assert main(["fit", *where, *TOY_ARGS]) == 0
@@ -229,7 +229,7 @@ def test_another_backbone_is_refused_and_both_are_named(
     actual, reference = Scale(**HERE).fingerprint()[:16], Scale(source=other).fingerprint()[:16]
     assert all(word in message for word in ("net.backbone", "built here", actual, other, reference))
     assert len(list((run / "frozen").iterdir())) == 1
-    monkeypatch.setattr("toy_wing.backbone.draw", other_draw)
+    monkeypatch.setattr("toy_system.backbone.draw", other_draw)
     shutil.rmtree(run / "frozen")
     with pytest.raises(ValueError, match=actual):
         loaded(run)
@@ -238,7 +238,7 @@ def test_another_backbone_is_refused_and_both_are_named(
 
 def test_a_trainer_of_build_refuses_another_backbone(run: Path, tmp_path: Path) -> None:
     other = recipe(tmp_path, source=source(tmp_path / "other"), config=None)
-    task, data, trainer = zoo.build(str(other), [f"trainer.default_root_dir={tmp_path / 'new'}"], ["toy_wing"])
+    task, data, trainer = zoo.build(str(other), [f"trainer.default_root_dir={tmp_path / 'new'}"], ["toy_system"])
     with pytest.raises(ValueError, match=r"the checkpoint belongs to net\.backbone = weights built here"):
         trainer.fit(task, data, ckpt_path=str(run / "step_00000002.ckpt"), weights_only=True)
 
@@ -253,7 +253,7 @@ def test_checkpoints_of_weights_only_are_refused(tmp_path: Path) -> None:
 def test_export_is_self_contained(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = loaded(run)
     assert main(["export", str(run), str(tmp_path / "first"), *TOY_ARGS]) == 0
-    monkeypatch.setattr("toy_wing.backbone.draw", other_draw)
+    monkeypatch.setattr("toy_system.backbone.draw", other_draw)
     shutil.rmtree(run)
     moved = (tmp_path / "first").rename(tmp_path / "moved")
     np.testing.assert_array_equal(loaded(moved), expected)

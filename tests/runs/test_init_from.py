@@ -7,9 +7,9 @@ import torch
 import yaml
 from safetensors.torch import save_file
 from torch import nn
-from toy_wing.backbone import Scale, Scaled
-from toy_wing.nets import Gain
-from toy_wing.task import GainTask
+from toy_system.backbone import Scale, Scaled
+from toy_system.nets import Gain
+from toy_system.task import GainTask
 
 from tests.harness import TOY_ARGS, TOY_RECIPE
 from zoo.cli.main import main
@@ -81,7 +81,7 @@ def test_a_list_in_the_config_survives_the_round_trip(tmp_path: Path, capsys: py
     limits = ["--trainer.max_steps=1", "--model.init_args.optimizer.init_args.lr=0"]
     args = ["fit", "--config", str(TOY_RECIPE), *TOY_ARGS, *limits, f"--trainer.default_root_dir={run}"]
     assert main([*args, f"--init_from=[{', '.join(options)}]"]) == 0
-    assert load(run, allow_import=["toy_wing"]).net.gain == 1.5
+    assert load(run, allow_import=["toy_system"]).net.gain == 1.5
     assert yaml.safe_load((run / "config.yaml").read_text())["init_from"] == options
     capsys.readouterr()
     for extra in ([], ["--init_from=x"]):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset
-from toy_wing.data import PairData, Pairs
-from toy_wing.nets import Gain
-from toy_wing.task import GainTask
+from toy_system.data import PairData, Pairs
+from toy_system.nets import Gain
+from toy_system.task import GainTask
 
 from tests.harness import REPOSITORY, TOY, TOY_FIT
 from tests.training.callbacks.parts import make_trainer

@@ -7,9 +7,9 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
-from toy_wing.data import PairData
-from toy_wing.nets import Gain
-from toy_wing.task import GainTask
+from toy_system.data import PairData
+from toy_system.nets import Gain
+from toy_system.task import GainTask
 
 from tests.harness import TOY_FIT, bests, callback, fingerprint, forked, forked_ranks, good, newest, record
 from tests.training.callbacks.parts import make_trainer

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 from torch.utils.data import DataLoader
-from toy_wing.data import PairData
+from toy_system.data import PairData
 
 from tests.training.callbacks.parts import make_trainer
 from zoo.runs.checkpoints import find_checkpoints

@@ -44,13 +44,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wandb_has_names_config_values_and_the_best_checkpoint(run):
     [path] = offline_runs(run)
     [start] = records(path, "run")
-    assert start.display_name == f"toy_wing/smoke/{run.name}"
-    assert (start.run_group, start.project) == ("toy_wing/smoke", "p")
+    assert start.display_name == f"toy_system/smoke/{run.name}"
+    assert (start.run_group, start.project) == ("toy_system/smoke", "p")
     assert (list(start.tags), start.run_id) == (["a", "b"], (run / "wandb_run_id").read_text().strip())
     config = {key: value for record in records(path, "config") for key, value in values(record.update).items()}
-    assert config["model"]["init_args"]["net"]["class_path"] == "toy_wing.Gain"
+    assert config["model"]["init_args"]["net"]["class_path"] == "toy_system.Gain"
     assert (config["trainer"]["max_steps"], config["checkpoints"]["monitor"]) == (20, "val/error")
-    assert (config["run"]["zoo"], config["run"]["recipe"]) == (__version__, "toy_wing/smoke")
+    assert (config["run"]["zoo"], config["run"]["recipe"]) == (__version__, "toy_system/smoke")
     assert config["run"]["device"].startswith("cpu")
     history = [values(record.item) for record in records(path, "history")]
     curve = [(row["trainer/global_step"], row["val/error"]) for row in history if "val/error" in row]
@@ -68,7 +68,7 @@ def test_wandb_has_names_config_values_and_the_best_checkpoint(run):
 def test_tensorboard_has_the_config_and_the_results(run):
     events, content = hparams(run)
     start = content["session_start_info"].session_start_info.hparams
-    assert start["model.init_args.net.class_path"].string_value == "toy_wing.Gain"
+    assert start["model.init_args.net.class_path"].string_value == "toy_system.Gain"
     assert start["trainer.max_steps"].number_value == 20
     names = {metric.name.tag for metric in content["experiment"].experiment.metric_infos}
     assert names == {"final/val/error", "best/val/error"}
@@ -79,23 +79,23 @@ def test_tensorboard_has_the_config_and_the_results(run):
 
 def test_mlflow_has_the_config_and_the_values(run):
     client, result = mlflow_run(run)
-    assert (result.info.run_name, result.info.status) == (f"toy_wing/smoke/{run.name}", "FINISHED")
-    assert client.get_experiment(result.info.experiment_id).name == "toy_wing/smoke"
-    assert result.data.params["model.init_args.net.class_path"] == "toy_wing.Gain"
+    assert (result.info.run_name, result.info.status) == (f"toy_system/smoke/{run.name}", "FINISHED")
+    assert client.get_experiment(result.info.experiment_id).name == "toy_system/smoke"
+    assert result.data.params["model.init_args.net.class_path"] == "toy_system.Gain"
     history = client.get_metric_history(result.info.run_id, "val/error")
     assert is_recorded([(metric.step, metric.value) for metric in history], run)
     assert [file.path for file in client.list_artifacts(result.info.run_id)] == ["config.yaml"]
 
 
 def test_resume_continues_the_same_runs(run):
-    assert main(["fit", "--allow-import", "toy_wing", "--ckpt_path", str(run), "--trainer.max_steps=30"]) == 0
+    assert main(["fit", "--allow-import", "toy_system", "--ckpt_path", str(run), "--trainer.max_steps=30"]) == 0
     first, second = (next(iter(records(path, "run"))) for path in offline_runs(run))
     assert (second.run_id, second.display_name, second.run_group) == (first.run_id, first.display_name, first.run_group)
     assert [event.step for event in hparams(run)[0].Scalars("val/error")] == [9, 19, 29]
     client, result = mlflow_run(run)
     assert result.info.status == "FINISHED"
     assert sorted(m.step for m in client.get_metric_history(result.info.run_id, "val/error")) == [9, 19, 29]
-    assert main(["validate", "--allow-import", "toy_wing", "--ckpt_path", str(run)]) == 0
+    assert main(["validate", "--allow-import", "toy_system", "--ckpt_path", str(run)]) == 0
     assert len(offline_runs(run)) == 2
 
 

@@ -1,4 +1,4 @@
-"""K2: kill -9 in the middle of a save, TMPDIR on another disk: nothing that was saved is lost, nothing stays behind."""
+"""Kill -9 in the middle of a save, TMPDIR on another disk: nothing that was saved is lost, nothing stays behind."""
 
 import os
 import shutil

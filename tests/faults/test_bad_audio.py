@@ -1,4 +1,4 @@
-"""A1: bad audio among good: a few files are named and left out, too many end the run, `predict` reports each."""
+"""Bad audio among good: a few files are named and left out, too many end the run, `predict` reports each."""
 
 import logging
 import os

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from toy_wing.nets import Gain
+from toy_system.nets import Gain
 
 
 def is_original(path: Path, content: Any = None) -> bool:
@@ -34,8 +34,8 @@ def convert(source: Path, target: Path) -> dict[str, Any]:
     from zoo.runs.export import write_export
 
     specs = {
-        "inference": "toy_wing.Amplifier",
-        "components": {"net": {"class_path": "toy_wing.Gain", "init_args": {"start": 0.0}}},
+        "inference": "toy_system.Amplifier",
+        "components": {"net": {"class_path": "toy_system.Gain", "init_args": {"start": 0.0}}},
     }
     write_export(target, specs, {"net": from_original(source)}, source=source.name)
     return {"target": str(target)}

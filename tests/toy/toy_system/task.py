@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from toy_wing.nets import Gain
+from toy_system.nets import Gain
 from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask
 
 
 class GainTask(SingleOptimizerTask):
-    inference_class = "toy_wing.Amplifier"
+    inference_class = "toy_system.Amplifier"
     inference_modules = ("net",)
 
     def __init__(self, net: Gain, optimizer: OptimizerCallable, scheduler: SchedulerCallable | None = None) -> None:

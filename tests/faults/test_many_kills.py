@@ -1,4 +1,4 @@
-"""K3: one run ended again and again after a random number of steps: it finishes with the same bits in a bounded folder.
+"""One run ended again and again after a random number of steps: it finishes with the same bits in a bounded folder.
 
 A kill in a validation costs the steps since the last save, and neither its row nor the best checkpoint.
 """

@@ -17,7 +17,7 @@ LAKES = """{class_path: zoo.compressed_ad.GymnasiumEnv, init_args: {id: FrozenLa
     {desc: [SFF, FHF, FFG]}, {desc: [SFH, FFF, HFG]}, {desc: [SFF, HFF, FFG]}, {desc: [SHF, FFF, FFG]}]}}"""
 HISTORIES = f"--data.root lakes --data.env '{LAKES}' --data.demonstrator null --data.length 40 --model.policy.head null"
 # system -> commands on own data, then those that fine-tune what came out
-REHEARSALS = {
+COMMANDS = {
     "hifigan": (
         ["zoo fit hifigan/smoke --data.root wavs --trainer.default_root_dir first"],
         ["zoo convert hifigan first original", "zoo fit hifigan/smoke --init_from original --data.root wavs"],
@@ -72,9 +72,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("system", REHEARSALS)
+@pytest.mark.parametrize("system", COMMANDS)
 def test_own_data_and_fine_tuning(system: str, folder: Path) -> None:
-    train, tune = REHEARSALS[system]
+    train, tune = COMMANDS[system]
     for command in [*train, *tune]:
         _, *words = shlex.split(f"{command} {SHORT}" if command.startswith("zoo fit") else command)
         result = good(forked(*words, cwd=folder, HOME=str(folder), PYTHONPATH=""))

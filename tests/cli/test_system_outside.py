@@ -21,15 +21,15 @@ def original(tmp_path: Path) -> Path:
 
 
 def test_converts_and_loads(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert main(["convert", "toy_wing", str(original), str(tmp_path / "ours"), *TOY_ARGS]) == 0
-    model = load(tmp_path / "ours", allow_import=["toy_wing"])
+    assert main(["convert", "toy_system", str(original), str(tmp_path / "ours"), *TOY_ARGS]) == 0
+    model = load(tmp_path / "ours", allow_import=["toy_system"])
     np.testing.assert_array_equal(model(np.ones(3, np.float32), 16000), np.full(3, 1.5, np.float32))
     files.write(tmp_path / "in.wav", np.full(100, 0.25, np.float32), 16000)
     args = ["--input", str(tmp_path / "in.wav"), "--output", str(tmp_path / "out"), *TOY_ARGS]
     assert main(["predict", "--ckpt_path", str(tmp_path / "ours"), *args]) == 0
     np.testing.assert_allclose(files.read(tmp_path / "out" / "in.wav")[0], 0.375, atol=1e-4)
     monkeypatch.setattr(registry, "_allowed", [])
-    with pytest.raises(ValueError, match=r"toy_wing\.Amplifier is no part of the zoo"):
+    with pytest.raises(ValueError, match=r"toy_system\.Amplifier is no part of the zoo"):
         load(tmp_path / "ours")
 
 
@@ -42,4 +42,4 @@ def test_starts_from_an_originals_weights(original: Path, tmp_path: Path) -> Non
     limits = ["--trainer.max_steps=1", "--model.init_args.optimizer.init_args.lr=0"]
     args = ["fit", "--config", str(TOY_RECIPE), *TOY_ARGS, *limits]
     assert main([*args, "--init_from", str(original), f"--trainer.default_root_dir={tmp_path / 'run'}"]) == 0
-    assert load(tmp_path / "run", allow_import=["toy_wing"]).net.gain.item() == 1.5
+    assert load(tmp_path / "run", allow_import=["toy_system"]).net.gain.item() == 1.5

@@ -1,4 +1,4 @@
-"""S1: SIGTERM, SIGHUP, SIGINT, SIGUSR1 anywhere: saved at a step boundary, exit 143 or 130, resumed bit for bit.
+"""SIGTERM, SIGHUP, SIGINT, SIGUSR1 anywhere: saved at a step boundary, exit 143 or 130, resumed bit for bit.
 
 The validation in which a signal came is left out.
 """

@@ -13,9 +13,9 @@ import torch
 from lightning.pytorch.loggers import Logger
 from torch.utils.data import DataLoader
 
-from toy_wing.data import PairData
-from toy_wing.inference import Amplifier
-from toy_wing.task import GainTask
+from toy_system.data import PairData
+from toy_system.inference import Amplifier
+from toy_system.task import GainTask
 from zoo.runs.run_folder import run_folder
 from zoo.training.callbacks import media
 
@@ -191,4 +191,4 @@ class DyingAmplifier(Amplifier):
 
 
 class DyingTask(GainTask):
-    inference_class = "toy_wing.DyingAmplifier"
+    inference_class = "toy_system.DyingAmplifier"

@@ -1,4 +1,4 @@
-"""K1: kill -9 at a step, resume, and end with the same bits as the run that was not killed."""
+"""Kill -9 at a step, resume, and end with the same bits as the run that was not killed."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.harness import REPOSITORY, TOY_ARGS, TOY_RECIPE, assert_equal_runs, fingerprint, forked, good, newest
 
-KILL = "--trainer.callbacks+=toy_wing.faults.KillAt"
+KILL = "--trainer.callbacks+=toy_system.faults.KillAt"
 STEP = "--trainer.callbacks.step={}"
 HIFIGAN = ["--trainer.max_steps=25", "--trainer.val_check_interval=10", "--trainer.limit_train_batches=20"]
 HIFIGAN += ["--data.init_args.corpus.embedded_utterances=26", "--data.init_args.batch_size=1"]
@@ -113,7 +113,7 @@ def test_killed_while_it_writes_samples(uninterrupted: Uninterrupted, tmp_path: 
 
 
 def test_plain_loader_is_the_negative_control(tmp_path: Path) -> None:
-    plain = ["fit", "--config", TOY_RECIPE, *TOY_ARGS, "--data=toy_wing.faults.PlainData"]
+    plain = ["fit", "--config", TOY_RECIPE, *TOY_ARGS, "--data=toy_system.faults.PlainData"]
     reference, run = (f"--trainer.default_root_dir={tmp_path / name}" for name in ("reference", "killed"))
     good(forked(*plain, reference, cwd=tmp_path))
     assert forked(*plain, KILL, STEP.format(8), run, cwd=tmp_path).returncode == -9

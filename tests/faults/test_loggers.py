@@ -1,4 +1,4 @@
-"""W1: a logging service that is absent, killed or broken never costs a training or a row of metrics.csv."""
+"""A logging service that is absent, killed or broken never costs a training or a row of metrics.csv."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from tests.harness import TOY_FIT, assert_equal_runs, callback, forked, good
 
 WANDB = "--loggers=[wandb]"
-BROKEN = "--trainer.logger=toy_wing.faults.BrokenLogger"
+BROKEN = "--trainer.logger=toy_system.faults.BrokenLogger"
 
 
 def test_offline_wandb_without_account_keeps_its_run_over_a_kill(reference: Path, tmp_path: Path) -> None:

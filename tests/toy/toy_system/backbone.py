@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from toy_wing.inference import Amplifier
+from toy_system.inference import Amplifier
 from zoo.runs.frozen import FrozenModule
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask
 
@@ -71,7 +71,7 @@ class Louder(Amplifier):
 
 
 class FrozenTask(SingleOptimizerTask):
-    inference_class = "toy_wing.Louder"
+    inference_class = "toy_system.Louder"
     inference_modules = ("net",)
 
     def __init__(self, net: Scaled, optimizer: OptimizerCallable, offset: float = 0.0) -> None:

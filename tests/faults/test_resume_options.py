@@ -1,4 +1,4 @@
-"""R1: what a resume changes takes effect, config.yaml says what was trained, and a refused resume changes no file."""
+"""What a resume changes takes effect, config.yaml says what was trained, and a refused resume changes no file."""
 
 import csv
 import hashlib

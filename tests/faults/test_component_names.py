@@ -1,4 +1,4 @@
-"""C1, names: every class, function and module that a dotted path reaches is refused as a component, or registered."""
+"""Every class, function and module that a dotted path reaches is refused as a component, or registered."""
 
 import inspect
 import pkgutil

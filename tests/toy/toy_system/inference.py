@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from toy_wing.nets import Gain
+from toy_system.nets import Gain
 from zoo.audio.inference import AudioInference
 from zoo.audio.io import files
 

@@ -1,4 +1,4 @@
-"""Toy wing: learns the gain between two signals; shows what a system needs and that zoo/ needs no edit for it."""
+"""Toy system: learns the gain between two signals; shows what a system needs and that zoo/ needs no edit for it."""
 
 import zoo
 

@@ -1,11 +1,11 @@
-"""A2: the same seed gives the same batches, whatever the number of workers and however they are started."""
+"""The same seed gives the same batches, whatever the number of workers and however they are started."""
 
 import hashlib
 from pathlib import Path
 
 import pytest
 import torch
-from toy_wing.data import PairData
+from toy_system.data import PairData
 
 from tests.audio.bad_audio import RATE
 from tests.harness import TOY_FIT, assert_equal_runs, forked, good

@@ -1,4 +1,4 @@
-"""D1: a full disk costs nothing that was saved, is reported in one line, and leaves nothing half-written."""
+"""A full disk costs nothing that was saved, is reported in one line, and leaves nothing half-written."""
 
 import subprocess
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toy_wing.faults import fill
+from toy_system.faults import fill
 
 from tests.harness import TOY_ARGS, TOY_FIT, assert_equal_runs, bests, callback, error_line, forked, good
 from zoo.audio.io import files
