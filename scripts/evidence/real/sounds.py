@@ -19,7 +19,6 @@ from zoo.runs.load import load
 NAME, DATA, HELD_OUT = "audiosr/sounds", "sounds", "held_out.txt"  # ZOO_DATA/sounds: scripts/prepare_evidence.sh
 SAMPLE_RATE, N_FFT, HOP_LENGTH = 44100, 2048, 512  # Hz, samples
 CUTOFFS_HZ, TRAINED_HZ, STEPS = (4000, 8000, 12000), [2000, 13000], 2000  # steps of the diffusion
-AUTOENCODER_STEPS, AUTOENCODER_LR = 1600, 0.001
 SHOWN, SHOWN_SECONDS, SHOWN_CUTOFF_HZ = ("loop_", "guit_"), 4.0, 8000.0  # in the gallery
 
 
@@ -29,7 +28,7 @@ def held_out_sounds() -> list[Path]:
 
 
 def plan(root: Path, seed: int, quick: bool) -> Iterable[EvidenceStep]:
-    """The three trainings of the demo at 44.1 kHz, of equally many frames; the first longer, the last shorter."""
+    """The three trainings of the demo at 44.1 kHz, of equally many frames, the last a shorter one."""
     if (data_folder() / DATA).is_dir():  # otherwise only the recipe is asked for
         root.mkdir(parents=True, exist_ok=True)
         (root / HELD_OUT).write_text("".join(f"{path.name}\n" for path in held_out_sounds()), encoding="utf-8")
@@ -39,10 +38,9 @@ def plan(root: Path, seed: int, quick: bool) -> Iterable[EvidenceStep]:
     mel = {f"{model}__mel__init_args__{key}": value for key, value in {**sizes, "win_length": N_FFT}.items()}
     grid = {f"{data}__split__samples": 2 * SAMPLE_RATE, f"{data}__split__cutoffs_hz": str(list(CUTOFFS_HZ))}
     length, simulated = f"{data}__segment_samples", f"{data}__simulation__init_args__cutoff_hz"
-    longer = {"trainer__max_steps": AUTOENCODER_STEPS, f"{model}__optimizer__init_args__lr": AUTOENCODER_LR}
     shorter = {"trainer__max_steps": STEPS, "trainer__val_check_interval": STEPS}
     stages: list[dict[str, Any]] = [
-        {**features, **grid, length: 40 * HOP_LENGTH, **longer},
+        {**features, **grid, length: 40 * HOP_LENGTH},
         {**mel, length: 32 * HOP_LENGTH},
         {**features, **grid, length: 80 * HOP_LENGTH, simulated: str(TRAINED_HZ), **shorter},
     ]
@@ -69,7 +67,7 @@ def measure(root: Path, quick: bool = False) -> Figures:
     return figures
 
 
-DEMO = Demo(NAME, plan, measure, data=(DATA,), redrawn=1)
+DEMO = Demo(NAME, plan, measure, data=(DATA,))
 CLAIMS = tuple(
     Claim(NAME, f"cut off at {cutoff_hz // 1000} kHz: LSD above, to {other}", f"{cutoff_hz} Hz: LSD-HF to {system}",
           EACH, 1.0)
