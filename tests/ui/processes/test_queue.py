@@ -133,9 +133,10 @@ def test_resume_goes_on_in_the_same_folder(queue: TrainingQueue) -> None:
         queue.resume("flow/smoke/2")
 
 
-def test_a_start_that_is_impossible_is_an_error(folders: Folders) -> None:
+def test_a_start_that_is_impossible_is_an_error(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = make_queue(folders)
     run = start(queue)
+    monkeypatch.setattr(time, "strftime", lambda form: "20260101-000000")  # the next two start within a second
     waiting = start(queue)
     kill_trainings(folders.work)
     (folders.runs / "flow" / "smoke").rename(folders.runs / "gone")

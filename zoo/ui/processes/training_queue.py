@@ -100,7 +100,7 @@ class TrainingQueue:
         """
         stamp, number = f"{recipe}/{time.strftime('%Y%m%d-%H%M%S')}", 1
         run = stamp
-        while run in self.waiting or (self.folders.runs / run).exists():
+        while run in self.waiting or run in self.launch_errors or (self.folders.runs / run).exists():
             number += 1
             run = f"{stamp}-{number}"
         folder = self.folders.runs / run
