@@ -17,16 +17,16 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_X_SAVE_REQUIREMENTS", "false")  # to list all that is installed takes longer than a run
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+GOLDEN = REPOSITORY / "tests" / "golden"
 SHARED = Path(os.environ.get("ZOO_SHARED", REPOSITORY.parent / "shared"))
 
 
 def reference_folder(system: str) -> Path:
-    """The reference files that a system's original code computed: below ZOO_SHARED, else those of this repository."""
-    folders = [root / system for root in (SHARED / "golden", REPOSITORY / "tests" / "golden")]
-    folder = next((folder for folder in folders if folder.is_dir()), None)
-    if folder is None:
-        pytest.skip(f"needs ZOO_SHARED ({folders[0]} does not exist)", allow_module_level=True)
-    return folder
+    """The reference files that a system's original code computed: those of this repository, else below ZOO_SHARED."""
+    own, shared = (root / system for root in (GOLDEN, SHARED / "golden"))
+    if not own.is_dir() and not shared.is_dir():
+        pytest.skip(f"needs ZOO_SHARED ({shared} does not exist)", allow_module_level=True)
+    return own if own.is_dir() else shared
 
 
 @pytest.fixture(scope="session")
@@ -71,10 +71,11 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave files without numeric tests unread where only those are asked for: to import all takes longer than they."""
-    if not config.option.markexpr.startswith("numeric") or not collection_path.match("test_*.py"):
+    """Leave files unread that cannot have the numeric or shared tests that are asked for: imports take long."""
+    words = {"numeric": r"tests\.numeric|mark\.numeric", "shared": r"shared"}.get(config.option.markexpr.split(" ")[0])
+    if words is None or not collection_path.match("test_*.py"):
         return None
-    named = re.search(r"tests\.numeric|mark\.numeric", collection_path.read_text(encoding="utf-8"))
+    named = re.search(words, collection_path.read_text(encoding="utf-8"))
     return None if named or "parity" in collection_path.relative_to(REPOSITORY).parts else True
 
 
@@ -85,12 +86,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what reads reference files; mark as numeric what stands in tests/parity or compares by tests/numeric.py.
+    """Mark what reads ZOO_SHARED; mark as numeric what stands in tests/parity or compares by tests/numeric.py.
 
     Where float64 decides all of a test, it is not numeric.
     """
     is_parity = "parity" in item.path.relative_to(REPOSITORY).parts
-    if is_parity or "shared" in getattr(item, "fixturenames", ()):
+    is_own = (GOLDEN / item.path.parent.name).is_dir()
+    if (is_parity and not is_own) or "shared" in getattr(item, "fixturenames", ()):
         item.add_marker("shared")
     helpers = (getattr(value, "__module__", None) == "tests.numeric" for value in vars(item.module).values())
     if (is_parity or any(helpers)) and not item.get_closest_marker("float64"):

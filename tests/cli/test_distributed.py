@@ -51,7 +51,7 @@ CASES: dict[str, tuple[list[str], str]] = {
     # both processes encode the images and take the latents' scale from all of them
     "flow/smoke_latent": (LATENT, "val/loss"),
 }
-SLOW = ("miipher/smoke_vocos", "flow/smoke_dit")
+SLOW = ("hifigan/smoke_magnitudes", "hifigan/smoke_stochastic", "miipher/smoke_vocos", "flow/smoke_dit")
 
 
 def weights(run: Path) -> torch.Tensor:
@@ -108,7 +108,7 @@ def run_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["lightning", "torchrun", pytest.param("accelerate", marks=pytest.mark.slow)])
 def test_two_processes_of_a_launcher_equal_one(run_one: Path, tmp_path: Path, launcher: str) -> None:
     words = LAUNCHERS[launcher] and ["-m", *LAUNCHERS[launcher]]
     args = [sys.executable, *words, "-m", "zoo", "fit", "flow/smoke", *FEW, *FLOW, *TWO]

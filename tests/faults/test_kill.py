@@ -69,8 +69,10 @@ SLOW = [  # recipe, step, workers
     ("hifigan/smoke_bigvgan", 12, 0),
     ("hifigan/smoke_encodec", 12, 2),
     ("hifigan/smoke_magnitudes", 12, 0),
+    ("hifigan/smoke_stochastic", 12, 0),  # discriminators from batch 10 on
     ("hifigan/smoke_vocos", 12, 2),
     ("miipher/smoke_backbone", 12, 0),
+    ("miipher/smoke_magnitudes", 12, 0),  # begins with what is solved for, once
     ("miipher/smoke_pretrain", 12, 2),
     ("miipher/smoke_vocos", 12, 2),
 ]
@@ -89,10 +91,8 @@ SLOW = [  # recipe, step, workers
         ("flow/smoke", 19, 2),  # EMA, dropout and epochs of 11 batches
         ("flow/smoke_meanflow", 13, 0),  # a forward derivative whose dropout is that of the step
         ("hifigan/smoke", 21, 0),
-        ("hifigan/smoke_stochastic", 12, 0),  # discriminators from batch 10 on
         ("miipher/smoke_adapter", 12, 2),
         ("miipher/smoke_finetune", 17, 0),
-        ("miipher/smoke_magnitudes", 12, 0),  # begins with what is solved for, once
         *(pytest.param(*row, marks=pytest.mark.slow) for row in SLOW),
     ],
 )

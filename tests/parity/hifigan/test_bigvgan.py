@@ -22,6 +22,7 @@ from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator
 from zoo.runs.load import load
 from zoo.training.adversarial import adversarial_loss, discriminator_loss, feature_matching_loss
 
+pytestmark = pytest.mark.shared
 GOLDEN = reference_folder("bigvgan")
 RECORDED = Recorded(GOLDEN, exact=1e-6)
 META, arrays, close = RECORDED.cases, RECORDED.arrays, RECORDED.close

@@ -21,6 +21,7 @@ from zoo.hifigan.nets.vocos import InverseSTFT, Vocos
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.load import load
 
+pytestmark = pytest.mark.shared
 GOLDEN = reference_folder("vocos")
 RECORDED = Recorded(GOLDEN, exact=4e-6)
 META, arrays, close = RECORDED.cases, RECORDED.arrays, RECORDED.close
