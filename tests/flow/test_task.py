@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from tests.flow.conditions import quiet_task
 from zoo.flow import Guidance, VelocityNet
+from zoo.flow.data.images import Framing
 
 
 class Spy(VelocityNet):
@@ -96,11 +97,22 @@ def test_inference_knows_the_classes_of_the_data_by_name() -> None:
     task, names = quiet_task(Spy()), ["cat", "dog", "wild"]
     task.specs = {"options": {"classes": None}}
     assert task.inference().classes is None
-    task._name_classes(names)
+    task._complete_options(names)
     assert task.inference().classes == names and task.specs["options"]["classes"] == names
     conditions = quiet_task(Spy(), classes=["a", "b", "c"])
-    conditions._name_classes(names)
+    conditions._complete_options(names)
     assert conditions.inference().classes == ["a", "b", "c"]
     blind = quiet_task(Spy(0), label_drop=0.0)
-    blind._name_classes(names)
+    blind._complete_options(names)
     assert blind.inference().classes is None
+
+
+def test_inference_reads_images_as_the_data_do() -> None:
+    task, data = quiet_task(Spy()), SimpleNamespace(framing=Framing(2, 1, "crop", (0, 0, 9)))
+    task.specs = {"options": {}}
+    task._trainer = SimpleNamespace(datamodule=data, strategy=None)
+    task.setup("fit")
+    loaded = quiet_task(Spy())
+    loaded.on_load_checkpoint({"zoo": task.specs})
+    for each in (task, loaded):
+        assert (each.inference().resize, each.inference().background) == ("crop", (0, 0, 9))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from zoo.common.checks import check_at_least, check_one_of, check_within
+from zoo.flow.data.images import Resize
 from zoo.flow.losses import flow_matching_loss, mean_flow_target, sample_intervals
 from zoo.flow.nets.latent_space import LatentSpace
 from zoo.flow.nets.velocity import VelocityNet
@@ -44,6 +45,8 @@ class FlowTask(SingleOptimizerTask):
         latents: the autoencoder in whose latents the flow runs, for `zoo.flow.LatentData`; null for the data itself.
         text: the encoder of captions, for a net that takes "tokens" or "pooled" states; null for none.
         image_condition: makes the condition of a net that takes an "image", e.g. `zoo.flow.Inpainting`.
+        resize: of `zoo.flow.ImageData`, for images that inference is given; that of the data when null.
+        background: likewise.
         condition_drop: probability by "text" and "image" that an item is trained without it, each for itself, and by
             "all" that it is trained without any, class included; the class alone has `label_drop`.
         kwargs: of SingleOptimizerTask.
@@ -56,6 +59,8 @@ class FlowTask(SingleOptimizerTask):
     inference_modules: ClassVar[tuple[str, ...]] = ("net", "path", "prediction", "latents", "text")
     image_condition: ImageCondition | None = None
     classes: list[str] | None
+    resize: Resize | None
+    background: tuple[int, int, int] | None
     guidance: Guidance | None
 
     def __init__(
@@ -75,6 +80,8 @@ class FlowTask(SingleOptimizerTask):
         latents: LatentSpace | None = None,
         text: TextEncoder | None = None,
         image_condition: ImageCondition | None = None,
+        resize: Resize | None = None,
+        background: tuple[int, int, int] | None = None,
         condition_drop: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -134,7 +141,8 @@ class FlowTask(SingleOptimizerTask):
             raise ValueError(f"model.net makes samples of shape {tuple(self.net.sample_shape)}, the data has {shape}")
         if self.coupling is not None and getattr(data, "pooled", None) is not None:
             raise ValueError("model.coupling and data.pooled would pair twice: set one of them to null")
-        self._name_classes(classes)
+        framing = getattr(data, "framing", None)
+        self._complete_options(classes, getattr(framing, "resize", None), getattr(framing, "background", None))
         super().setup(stage)
 
     def on_fit_start(self) -> None:
@@ -144,17 +152,20 @@ class FlowTask(SingleOptimizerTask):
             self.latents.fit(*self.trainer.datamodule.statistics())  # type: ignore[attr-defined]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take the names of the classes, too, where no data tell them."""
+        """Take what the data told, too, where there are none."""
         super().on_load_checkpoint(checkpoint)
-        self._name_classes(((checkpoint.get("zoo") or {}).get("options") or {}).get("classes"))
+        options = (checkpoint.get("zoo") or {}).get("options") or {}
+        self._complete_options(*(options.get(name) for name in ("classes", "resize", "background")))
 
-    def _name_classes(self, names: list[str] | None) -> None:
-        """Let inference and checkpoints know the classes by name, unless they do."""
-        if self.classes is None and names and self.net.num_classes:
-            self.classes = list(names)
-            self._inference = None  # built without them
-            if self.specs is not None:
-                self.specs["options"]["classes"] = self.classes
+    def _complete_options(self, classes: list[str] | None, resize: Any = None, background: Any = None) -> None:
+        """Let inference and checkpoints know names of classes, and how images are read, unless they do."""
+        names = list(classes) if classes and self.net.num_classes else None
+        for name, value in {"classes": names, "resize": resize, "background": background}.items():
+            if getattr(self, name) is None and value is not None:
+                setattr(self, name, value)
+                self._inference = None  # built without it
+                if self.specs is not None:
+                    self.specs["options"][name] = value
 
     def loss(
         self,

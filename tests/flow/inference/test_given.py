@@ -1,3 +1,4 @@
+import copy
 import csv
 import json
 from dataclasses import replace
@@ -89,6 +90,20 @@ def test_request_files(model: Sampler, tmp_path: Path) -> None:
     sample_requests.write_text('{"seed": 1, "image": "a.png"}\n{"seed": 2}\n')
     with pytest.raises(ValueError, match="some lines have an image, others none"):
         model.process_file(sample_requests, tmp_path / "out.png")
+
+
+def test_given_images_are_read_as_those_of_the_training(model: Sampler, tmp_path: Path) -> None:
+    clear, sides = tmp_path / "clear.png", tmp_path / "sides.png"
+    Image.new("LA", (8, 8)).save(clear)
+    wide = Image.new("L", (24, 8), 255)
+    wide.paste(0, (8, 0, 16, 8))
+    wide.save(sides)
+    cropping = copy.copy(model)
+    cropping.resize, cropping.background = "crop", (0, 0, 0)
+    for sampler, missing, value in ((model, 1, 1.0), (cropping, 0, -1.0)):
+        mask, pixels = read_conditions(sampler, [0], [""], [clear], [sides]).images[0]
+        assert mask.max() == missing and pixels[:, 4].unique().tolist() == [value]
+        assert read_conditions(sampler, [0], [""], [clear], [clear]).images[0, 0].min() == 1  # clear is missing
 
 
 def test_folders_of_samples(model: Sampler, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from torch.utils.data import DataLoader, Dataset
@@ -14,7 +14,7 @@ from zoo.common.checks import check_at_least, check_within, find_data_folder
 from zoo.flow.data import image_sets, points
 from zoo.flow.data.image_cache import CACHES, ImageCache, build
 from zoo.flow.data.image_sets import ImageSet, exclude_images
-from zoo.flow.data.images import WHITE, ArrayImages, DecodedImages, Framing, StoredPixels, decode_all
+from zoo.flow.data.images import WHITE, ArrayImages, DecodedImages, Framing, Resize, StoredPixels, decode_all
 from zoo.flow.data.item_conditions import ItemConditions, encode_prompts
 from zoo.flow.data.items import Items, StoredValues
 from zoo.flow.data.points import PointSet
@@ -47,7 +47,10 @@ class FlowData(ZooDataModule):
         classes: names in the order of the labels; empty without classes. A subclass with labels sets them before a
             training begins: the net's `num_classes` is compared with their number.
         sample_shape: of one item.
+        framing: how images are read; None for other data.
     """
+
+    framing: Framing | None = None
 
     def __init__(
         self, batch_size: int, pooled: PooledTransport | None = None, num_workers: int = 0, seed: int = 63
@@ -119,7 +122,7 @@ class ImageData(FlowData):
         flips: bool = False,
         cache: str | None = CACHES,
         embedded_if_missing: bool = False,
-        resize: Literal["squash", "crop"] = "squash",
+        resize: Resize = "squash",
         background: tuple[int, int, int] = WHITE,
         max_bad_share: float = 0.1,
         captions: str | None = None,

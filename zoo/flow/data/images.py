@@ -23,6 +23,8 @@ from zoo.common.checks import check_one_of, check_unreadable_share
 
 log = logging.getLogger(__name__)
 
+Resize = Literal["squash", "crop"]
+
 MODES = {1: "L", 3: "RGB"}
 SIXTEEN_BITS = 257  # times an 8-bit value
 SIXTEEN_BIT_FORMATS = ("PNG", "PPM")  # whose 16-bit grey some versions of Pillow open in 32 bits
@@ -46,7 +48,7 @@ class Framing:
 
     resolution: int  # height and width in pixels
     channels: int = 3
-    resize: Literal["squash", "crop"] = "squash"
+    resize: Resize = "squash"
     background: tuple[int, int, int] = WHITE
 
     def __post_init__(self) -> None:

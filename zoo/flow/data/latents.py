@@ -155,6 +155,7 @@ class LatentData(FlowData):
         if images.pooled is not None:
             raise ValueError("data.images.pooled pairs images, not latents: set data.init_args.pooled instead")
         self.images = images
+        self.framing = images.framing
         self.cache = Path(cache)
         self.shard_size = shard_size
         self.chunk = chunk

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from zoo.common.foreign_files import read_lines
 from zoo.flow import rendering
-from zoo.flow.data.images import FileImages, Framing
+from zoo.flow.data.images import WHITE, FileImages, Framing
 from zoo.flow.process.conditions import GenerationConditions
 
 if TYPE_CHECKING:
@@ -80,14 +81,15 @@ def read_conditions(
     images: Sequence[Path],
     masks: Sequence[Path],
 ) -> GenerationConditions | None:
-    """`Sampler.make_conditions` of image files and masks (white is missing), resized as `ImageData` does."""
+    """`Sampler.make_conditions` of image files and masks (white is missing), resized as the training images were."""
     if not images and not masks:
         return sampler.make_conditions(seeds, prompts)
     if sampler.image_condition is None:
         raise ValueError("the net takes no images")
     side = sampler.image_condition.side(sampler.sample_shape[-1])
-    pixels = _read_images(images, Framing(side, sampler.sample_shape[0])) if images else None
-    holes = _read_images(masks, Framing(side, 1))[..., 0] > 127 if masks else None
+    framing = Framing(side, sampler.sample_shape[0], sampler.resize or "squash", sampler.background or WHITE)
+    pixels = _read_images(images, framing) if images else None
+    holes = _read_images(masks, replace(framing, channels=1, background=WHITE))[..., 0] > 127 if masks else None
     return sampler.make_conditions(seeds, prompts, pixels, holes)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from zoo.common.atomic_files import write_atomic
 from zoo.common.checks import check_at_least, check_one_of
 from zoo.flow import rendering
-from zoo.flow.data.images import to_values
+from zoo.flow.data.images import Resize, to_values
 from zoo.flow.inference import forms
 from zoo.flow.inference.request_files import CONDITION_KEYS, named_files, read_request_file, write_request_file
 from zoo.flow.inference.validation_samples import log_validation_samples
@@ -56,6 +56,8 @@ class Sampler(Inference):
         latents: the autoencoder that makes samples of what the net generates; null where these are samples.
         text: the encoder of prompts; null where the net takes none.
         image_condition: makes the image condition; null where the net takes none.
+        resize: of `zoo.flow.ImageData`, for images that are given; null for its default.
+        background: likewise.
     """
 
     input_suffixes = (".jsonl",)
@@ -75,6 +77,8 @@ class Sampler(Inference):
         latents: LatentSpace | None = None,
         text: TextEncoder | None = None,
         image_condition: ImageCondition | None = None,
+        resize: Resize | None = None,
+        background: tuple[int, int, int] | None = None,
     ) -> None:
         check_at_least(1, chunk=chunk)
         check_one_of(PREDICTIONS, prediction=prediction)
@@ -94,6 +98,8 @@ class Sampler(Inference):
         self.latents = latents
         self.text = text
         self.image_condition = image_condition
+        self.resize = resize
+        self.background = background
         self._check_parts()
 
     def _check_parts(self) -> None:
