@@ -64,6 +64,8 @@ WRONG = [
     ("fit flow/smoke --trainer.overfit_batches 2", "overfit_batches would train on other batches in each epoch"),
     ("fit flow/smoke --trainer.strategy fsdp", "trainer.strategy is fsdp; expected auto, ddp, zoo.training.FSDP"),
     ("fit flow/smoke --seed_everything -1", "seed_everything is -1"),
+    ("fit flow/smoke --model.optimizer.lr .nan", "model.init_args.optimizer.init_args.lr is nan; expected a finite"),
+    ("fit flow/smoke --model.optimizer.lr .inf", "model.init_args.optimizer.init_args.lr is inf; expected a finite"),
     ("fit flow/smoke --data.batch_size eight", "error: data.batch_size: expected int, got eight"),
     (
         "fit flow/smoke --trainer.callbacks=[{class_path:\xa0zoo.training.EMA,init_args:\xa0{decay:\xa0x}}]",

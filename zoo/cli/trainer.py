@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -132,6 +133,8 @@ def check_values(config: Mapping[str, Any]) -> None:
     for key, value in iterate_keys(config):
         if key.rpartition(".")[2] in POSITIVE and type(value) in (int, float) and value <= 0:
             raise WrongNameError(f"{key} is {value}; expected a number above 0")
+        if isinstance(value, float) and (math.isnan(value) or (key.endswith(".lr") and math.isinf(value))):
+            raise WrongNameError(f"{key} is {value}; expected a finite number")
     if config["trainer"]["overfit_batches"]:
         raise WrongNameError("trainer.overfit_batches would train on other batches in each epoch: use fewer data")
     strategy = config["trainer"]["strategy"]
