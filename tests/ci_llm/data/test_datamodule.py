@@ -63,7 +63,7 @@ def test_splits_of_the_embedded_corpus_share_no_sum():
 
 def test_too_long_is_cut_or_dropped(tmp_path, caplog):
     caplog.set_level("INFO")
-    path = write(tmp_path / "train.jsonl", [("ab", "c" * n) for n in (1, 5, 9)] * 10)
+    path = write(tmp_path / "train.jsonl", [("a" + c, "c" * n) for n in (1, 5, 9) for c in "bcdefghijk"])
     templates = {"template": "{prompt}", "answer_template": "{answer}"}
     options = {"max_length": 8, "val_items": 2, "cache": None}
     data = prepare(TextData(BYTES, str(path), TextFormat(**templates), batch_size=1, **options))
@@ -162,6 +162,19 @@ def test_validation_is_held_out_and_sorted(tmp_path):
     assert len(set(data.validation_examples())) == 11 and set(data.validation_examples()) < set(data.examples("train"))
     with pytest.raises(ValueError, match="no files of the split test"):
         data.examples("test")
+
+
+def test_equal_texts_are_held_out_together(tmp_path):
+    def rows(pairs):
+        path = write(tmp_path / "train.jsonl", pairs)
+        data = prepare(TextData(BYTES, str(path), cache=None, val_items=6, batch_size=4, max_length=99))
+        return [[tuple(part[i]["ids"].tolist()) for i in range(len(part))] for part in (data.train_set, data.val_set)]
+
+    distinct, cut = texts(30), [("What is 3?", "It is " + "long " * 20 + end) for end in "ab"]
+    train, held_out = rows([*distinct, *distinct[:20], *cut, *cut])
+    assert not {*train} & {*held_out} and len(train) + len(held_out) == 54 and 6 <= len(held_out) <= 9
+    with pytest.raises(ValueError, match="6 held-out texts and their copies are all 40 texts"):
+        rows(distinct[:1] * 40)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ class TextData(ZooDataModule):
         agents: number of agents K.
         agent_data: "shared": all agents see the same batch; "shuffled": one order for each.
         max_items: first so many training texts; null for all.
-        val_items: training texts that are held out for validation where there is no `val` file.
+        val_items: training texts that are held out for validation where there is no `val` file, with their copies.
         corpus: the embedded one; by default additions and subtractions up to 20.
         cache: folder of tokenised files, created at the first use; null to tokenise in memory.
         seed: of order and hold-out.
@@ -105,7 +105,7 @@ class TextData(ZooDataModule):
             raise ValueError("; ".join(misfits))
         indices = train.select_fitting(self.max_length, self.text_format)
         if val is None:
-            indices, val_indices = self._hold_out(indices)
+            indices, val_indices = self._hold_out(train, indices)
             self.val_set = self._longest_first(train, val_indices)
         else:
             self.val_set = self._longest_first(val, val.select_fitting(self.max_length, self.text_format))
@@ -229,11 +229,20 @@ class TextData(ZooDataModule):
             misfits.append(f"{left} texts do not fill a batch of {batch}: --data.batch_size {size}")
         return misfits
 
-    def _hold_out(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Indices for training and for validation."""
+    def _hold_out(self, tokens: TokenTable, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Indices for training and for validation; equal texts stay together, so the latter may be some more."""
         generator = torch.Generator().manual_seed(item_seed(self.seed, 0, HOLD_OUT))
-        held_out = np.sort(torch.randperm(len(indices), generator=generator)[: self.val_items].numpy())
-        return np.delete(indices, held_out), indices[held_out]
+        place = torch.randperm(len(indices), generator=generator).argsort().numpy()
+        texts = np.unique([tokens.digest(index, self.max_length) for index in indices], return_inverse=True)[1]
+        first = np.full(len(indices), len(indices))
+        np.minimum.at(first, texts, place)
+        held_out = first[texts] <= np.sort(first[texts])[self.val_items - 1]
+        if held_out.all():
+            raise ValueError(
+                f"{self.root}: {self.val_items} held-out texts and their copies are all {len(indices)} texts: "
+                "add others, or a file of validation texts"
+            )
+        return indices[~held_out], indices[held_out]
 
     def _longest_first(self, tokens: TokenTable, indices: np.ndarray) -> TextRows:
         order = np.argsort(-tokens.lengths(self.max_length)[indices], kind="stable")

@@ -49,6 +49,12 @@ class TokenTable:
         start, length = self.items[index, :LENGTH].tolist()
         return self.ids[start : start + length].tolist()
 
+    def digest(self, index: int, max_length: int) -> str:
+        """A hash of an example's first tokens, at most `max_length`."""
+        start, _, length = self.items[index, :FILE].tolist()
+        ids = self.ids[start : start + min(length, max_length)]
+        return hashlib.blake2b(ids.tobytes(), digest_size=8).hexdigest()
+
     def lengths(self, max_length: int) -> np.ndarray:
         """Tokens of each example (N,), at most `max_length`."""
         return np.minimum(self.items[:, LENGTH], max_length)
