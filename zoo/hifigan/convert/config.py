@@ -33,7 +33,7 @@ MEL_KEYS = {
     "fmin": "f_min",
     "fmax": "f_max",
 }
-FIXED_MEL = ("padding", "mel_scale", "magnitude_floor", "floor")  # of which a config says nothing
+UNWRITTEN_MEL = ("padding", "mel_scale", "magnitude_floor", "floor")  # of which a config says nothing
 DATA_KEYS = {
     "sampling_rate": "sample_rate",
     "segment_size": "segment_samples",
@@ -155,6 +155,6 @@ def original_config(generator: Mapping[str, Any], mel: Mapping[str, Any] | None 
     if mel is None:
         return config
     front, usual = LogMel(**mel), LogMel()
-    if others := {name: getattr(front, name) for name in FIXED_MEL if getattr(front, name) != getattr(usual, name)}:
+    if others := {name: getattr(front, name) for name in UNWRITTEN_MEL if getattr(front, name) != getattr(usual, name)}:
         raise ValueError(f"the original's format holds HiFi-GAN's mel alone, this one has {others}; use `zoo export`")
     return DEFAULTS | config | {key: mel[zoo] for key, zoo in MEL_KEYS.items()}

@@ -44,7 +44,7 @@ BACKBONE = {
 }
 # the original's mel: keys as ours with their defaults, and what it has no keys for
 MEL: dict[str, Any] = {"sample_rate": 24000, "n_fft": 1024, "hop_length": 256, "n_mels": 100, "padding": "center"}
-FIXED_MEL: dict[str, Any] = {"f_min": 0.0, "f_max": None, "mel_scale": "htk", "magnitude_floor": 0.0, "floor": 1e-7}
+MEL_CONSTANTS: dict[str, Any] = {"f_min": 0.0, "f_max": None, "mel_scale": "htk", "magnitude_floor": 0.0, "floor": 1e-7}
 TENSORS = NameTable(
     ("multiperioddisc.{rest}", "mpd.{rest}"),
     ("multiresddisc.{rest}", "mrd.{rest}"),
@@ -142,7 +142,7 @@ class VocosConverter(Converter[OriginalFile]):
             raise ValueError(f"expected a run or checkpoint of a Vocos, found {type(module).__name__}")
         check_finite(module.state_dict(), type(module).__name__)
         if isinstance(mel, LogMel):
-            expected = FIXED_MEL | {"f_max": mel.sample_rate / 2, "win_length": mel.n_fft}
+            expected = MEL_CONSTANTS | {"f_max": mel.sample_rate / 2, "win_length": mel.n_fft}
             if others := {name: getattr(mel, name) for name in expected if getattr(mel, name) != expected[name]}:
                 raise ValueError(f"the format holds Vocos' own mel alone ({expected}), this one has {others}")
         if isinstance(mel, EncodecFeatures) and mel.source not in SOURCES.values():
@@ -187,7 +187,7 @@ def task_arguments(settings: Mapping[str, Any], source: Path) -> dict[str, Any]:
     if has_codes != bool(backbone.get("adanorm_num_embeddings")):
         raise ValueError(f"{source}: {classes['feature_extractor']} and the backbone's conditions do not fit")
     sizes = MEL | {key: features[key] for key in MEL if key in features}
-    loss_mel = component("zoo.audio.LogMel", **sizes, win_length=sizes["n_fft"], **FIXED_MEL)
+    loss_mel = component("zoo.audio.LogMel", **sizes, win_length=sizes["n_fft"], **MEL_CONSTANTS)
     generator = {zoo: backbone.get(key) or None for key, zoo in BACKBONE.items()}
     generator |= {key: head.get(key, sizes[key]) for key in ("n_fft", "hop_length")} | {"padding": head_padding}
     mel_weight, coefficient = float(settings.get("mel_loss_coeff", 45)), settings.get("mrd_loss_coeff", 1.0)
