@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.audiosr.task_parts import AUTOENCODER, VOCODER, Clips, Data, denoiser, features, task, trainer
 from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.losses import Objective, sample_step_noise
 from zoo.audiosr.nets.features import crop_to_multiple
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
+from zoo.audiosr.samplers import DDIM
 from zoo.audiosr.task import ConditionOptions
 from zoo.runs.checkpoints import load_checkpoint
 
@@ -34,6 +36,19 @@ def test_scale_of_the_latents_is_taken_once_and_saved(tmp_path: Path) -> None:
     begun.load_state_dict({**model.state_dict(), "net.latent_scale": torch.tensor(1.0)})
     trainer(tmp_path, max_steps=1).fit(begun, datamodule=Data(samples=5120))
     assert float(begun.net.latent_scale) == 1.0
+
+
+def test_zeros_after_a_short_clip_are_not_measured() -> None:
+    vocoder = FrozenVocoder(config=VOCODER)
+    model = task(restore_items=1, latent_scale=1.0, vocoder=vocoder, validation_sampler=DDIM(1)).eval()
+    model.log_media = lambda *_: None
+    clip = {key: value[None] for key, value in Clips(1, 8000)[0].items()}
+    padded = {key: F.pad(clip[key], (0, 8000)) for key in ("high", "low")}
+    counted = [
+        model._restore_first(batch, 0, "test")["unprocessed_lsd"]
+        for batch in (clip, clip | padded, clip | padded | {"samples": torch.tensor([8000])})
+    ]
+    assert counted[0] == counted[2] > 1.5 * counted[1]
 
 
 def test_dropped_condition_is_the_originals_constant(tmp_path: Path) -> None:

@@ -285,7 +285,8 @@ class DiffusionTask(SingleOptimizerTask):
     def _restore_first(self, batch: Batch, batch_idx: int, stage: str) -> dict[str, float]:
         """Restore the first clip of a batch, and keep its sounds and spectra."""
         restorer: Any = self.inference(restore=replace(self.restore, sampler=self.validation_sampler))
-        high, low = (batch[key][0, 0].float().cpu() for key in ("high", "low"))
+        samples = int(batch["samples"][0]) if "samples" in batch else None
+        high, low = (batch[key][0, 0, :samples].float().cpu() for key in ("high", "low"))
         cutoff_hz = float(batch["cutoff_hz"][0])
         signals, values = restorer.compare(high, low, cutoff_hz)
 

@@ -98,7 +98,9 @@ def test_validation_is_a_grid(corpus: Path, tmp_path: Path) -> None:
     module, again = data(corpus, tmp_path, **options), data(corpus, tmp_path, **options, seed=9)
     assert [float(module.val_set[item]["cutoff_hz"]) for item in range(6)] == [1000, 3000, 5000] * 2
     assert torch.equal(module.val_set[0]["high"], module.val_set[2]["high"])
-    assert module.val_set[0]["high"].shape == (1, 2000)
+    assert module.val_set[0]["high"].shape == (1, 2000) and module.val_set[0]["samples"] == 2000
+    row = data(corpus, tmp_path, segment_samples=16000).val_set[0]  # clips have up to 0.7 s
+    assert 8000 <= row["samples"] <= 11200 and not row["high"][0, row["samples"] :].any()
     torch.testing.assert_close(module.val_set[4], again.val_set[4], rtol=0, atol=0)
     low = Simulation().limit_band(module.val_set[4]["high"][0].numpy(), RATE, 3000, number=2)
     np.testing.assert_array_equal(low, module.val_set[4]["low"][0])

@@ -125,7 +125,7 @@ class Crops(_Excerpts):
 class ValidationGrid(_Excerpts):
     """Every validation clip at every cut-off: in every run the same crop (the first not silent), filter and order.
 
-    Rows have the number of the `item` besides.
+    Rows have the number of the `item` and the `samples` of the clip, before zeros, besides.
     """
 
     cutoffs_hz: Sequence[float]  # Hz; not used where the data has counterparts: one item a clip then
@@ -148,7 +148,8 @@ class ValidationGrid(_Excerpts):
             low = self.simulation.limit_band(high, self.sample_rate, cutoff_hz, number=clip + column)
         else:
             cutoff_hz = estimate_cutoff(low, self.sample_rate)
-        return to_item(high, low, cutoff_hz) | {"item": torch.tensor(item)}
+        samples = torch.tensor(min(self.recordings.length(index), self.samples))
+        return to_item(high, low, cutoff_hz) | {"item": torch.tensor(item), "samples": samples}
 
 
 def to_item(high: np.ndarray, low: np.ndarray, cutoff_hz: float) -> Item:

@@ -34,7 +34,7 @@ class ValidationSplit:
             last `items` by name, as `zoo.hifigan.VocoderData` does.
         seed: of that choice.
         items: most clips; all when null. Needed where `ratio` is null.
-        samples: length of an excerpt; as in training when null. Zeros at the end of shorter clips count in `val/lsd`.
+        samples: length of an excerpt; as in training when null.
         cutoffs_hz: cut-offs in Hz; 2, 4, 8, 12 and 16 kHz, as far as the sample rate allows, when null.
     """
 

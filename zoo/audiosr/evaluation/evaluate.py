@@ -177,11 +177,10 @@ def evaluate(run: Path, output: Path, options: EvaluationOptions, device: str = 
     rows: list[Row] = []
     for number in track(range(len(grid)), "evaluate"):
         clip, column = divmod(number, len(grid.cutoffs_hz))
-        index = int(grid.indices[clip])
-        name = f"{grid.recordings.high.names[index]}@{grid.cutoffs_hz[column]:g}"
+        name = f"{grid.recordings.high.names[int(grid.indices[clip])]}@{grid.cutoffs_hz[column]:g}"
         row: Row = {"name": name, "status": "done", "reason": ""}
         try:
-            measured = _measure_item(restorer, grid[number], grid.recordings.length(index), envelope)
+            measured = _measure_item(restorer, grid[number], envelope)
             rows += [row | each for each in measured]
         except (AudioFileError, ValueError) as error:
             log.warning("%s failed: %s", name, error)
@@ -212,10 +211,10 @@ def _write_report(output: Path, rows: list[Row], systems: Sequence[str], facts: 
 
 
 def _measure_item(
-    restorer: Restorer, item: Mapping[str, Tensor], length: int, envelope: np.ndarray | None
+    restorer: Restorer, item: Mapping[str, Tensor], envelope: np.ndarray | None
 ) -> Iterator[dict[str, Any]]:
-    """Run and measure all systems on the first samples of an item: rows without its name; NaN of a silent target."""
-    high, low = (item[key][0, :length].numpy() for key in ("high", "low"))
+    """Run and measure all systems on an item without its zeros: rows without its name; NaN of a silent target."""
+    high, low = (item[key][0, : item["samples"]].numpy() for key in ("high", "low"))
     cutoff_hz, rate = float(item["cutoff_hz"]), restorer.sample_rate
     started = time.perf_counter()
     restored = restorer(low, rate, cutoff_hz=cutoff_hz)
