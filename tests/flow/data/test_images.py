@@ -1,4 +1,5 @@
 import pickle
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,19 @@ def test_grey_of_16_bits_keeps_its_range(tmp_path: Path, name: str) -> None:
     source = saved(tmp_path, Image.fromarray(values), name)
     assert source.pixels(0, Framing(2, 1))[..., 0].tolist() == [[0, 100], [200, 255]]
     assert source.pixels(0, Framing(2, 3))[1, 0].tolist() == [200] * 3
+
+
+@pytest.mark.parametrize(
+    ("bits", "white_is_zero", "data"),
+    [(12, False, bytes.fromhex("000fff800400")), (16, True, np.array([65535, 0, 32767, 49151], "<u2").tobytes())],
+)
+def test_grey_of_a_tiff_is_read_as_its_tags_state(tmp_path: Path, bits: int, white_is_zero: bool, data: bytes) -> None:
+    tags = {256: 2, 257: 2, 258: bits, 259: 1, 262: int(not white_is_zero), 273: 8, 277: 1, 278: 2, 279: len(data)}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    head = struct.pack("<2sHI", b"II", 42, 8 + len(data)), struct.pack("<H", len(tags))
+    (tmp_path / "a.tif").write_bytes(head[0] + data + head[1] + entries + bytes(4))
+    source = FileImages(tmp_path, [tmp_path / "a.tif"])
+    assert source.pixels(0, Framing(2, 1))[..., 0].tolist() == [[0, 255], [128, 64]]
 
 
 def test_crop_keeps_proportions_and_takes_the_centre(tmp_path: Path) -> None:

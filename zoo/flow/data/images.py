@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 from rich.progress import track
 from torch import Tensor
 
@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 Resize = Literal["squash", "crop"]
 
 MODES = {1: "L", 3: "RGB"}
-SIXTEEN_BITS = 257  # times an 8-bit value
 SIXTEEN_BIT_FORMATS = ("PNG", "PPM")  # whose 16-bit grey some versions of Pillow open in 32 bits
 FAULTS = (
     OSError,
@@ -80,7 +79,7 @@ class ImageSource(ABC):
         """One image as it is meant to be seen: turned as its EXIF data say, opaque, 8 bits per channel."""
         try:
             with self.open(index) as image:
-                return _opaque(_eight_bits(ImageOps.exif_transpose(image), image.format), background)
+                return _opaque(_eight_bits(ImageOps.exif_transpose(image), image), background)
         except FAULTS as error:
             raise ValueError(f"{self.name(index)}: {error}") from error
 
@@ -97,14 +96,19 @@ class ImageSource(ABC):
         return np.array(converted, dtype=np.uint8).reshape(*size, framing.channels)
 
 
-def _eight_bits(image: Image.Image, form: str | None) -> Image.Image:
-    """An image of 16-bit grey in 8 bits, others as they are; `transparency` of a PNG becomes an alpha channel."""
+def _eight_bits(image: Image.Image, file: Image.Image) -> Image.Image:
+    """An image of 12- or 16-bit grey in 8 bits, others as they are; `transparency` of a PNG becomes an alpha channel.
+
+    `file` is the image as Pillow opened it, which has the tags of a TIFF.
+    """
     if image.mode[0] not in "IF":
         return image
-    if not image.mode.startswith("I;16") and not (image.mode == "I" and form in SIXTEEN_BIT_FORMATS):
+    if not image.mode.startswith("I;16") and not (image.mode == "I" and file.format in SIXTEEN_BIT_FORMATS):
         raise ValueError(f"mode {image.mode}, whose range is not stated: expected 8 or 16 bits per channel")
-    values = np.asarray(image)
-    grey = Image.fromarray(np.rint(values / SIXTEEN_BITS).astype(np.uint8))
+    values, tags = np.asarray(image), getattr(file, "tag_v2", {})
+    white = 2 ** tags.get(ExifTags.Base.BitsPerSample, (16,))[0] - 1
+    eight = np.rint(values / (white / 255)).astype(np.uint8)
+    grey = Image.fromarray(255 - eight if tags.get(ExifTags.Base.PhotometricInterpretation) == 0 else eight)
     if "transparency" in image.info:
         grey.putalpha(Image.fromarray(((values != image.info["transparency"]) * 255).astype(np.uint8)))
     return grey
