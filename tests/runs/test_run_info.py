@@ -69,6 +69,16 @@ def test_broken_folders_are_listed_and_reported(tmp_path, config):
     assert describe_run(run)["checkpoints"] == [{"name": "step_00000003.ckpt", "bytes": 0, "valid": False}]
 
 
+@pytest.mark.parametrize(
+    "rows", [b"time,loss\n1,2\n3,4\n", b"", b"\xff\0\n1,2\n", b"step,epoch,val/loss\n" + b"9" * 5000 + b",0,1\n"]
+)
+def test_a_record_of_another_program_tells_no_step(tmp_path, rows):
+    folder = make(tmp_path / "run", rows="", saved=())
+    (folder / "metrics.csv").write_bytes(rows)
+    [run] = run_info.list_runs(tmp_path)
+    assert (run.state, run.step, run.best) == ("empty", 0, None)
+
+
 def test_newest_first_and_nothing_within_a_run(tmp_path):
     for name, age in (("a/b/old", 500), ("a/b/new", 5)):
         folder = make(tmp_path / name, saved=())

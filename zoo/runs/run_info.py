@@ -44,6 +44,8 @@ _ENDS = re.compile(rf"{FINISHED_MARK}|`Trainer\.fit` stopped|ended by (\w+)")
 _STOPS = ("Interrupted", "KeyboardInterrupt", "SystemExit", "SIGTERMException")
 _TIME = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d{3} ", re.MULTILINE)
 _TAIL_BYTES = 64 * 1024
+_HEADER = ",".join(FIXED_COLUMNS)
+_ROW = re.compile(r"(\d{1,18}),(\d{1,18})?(?:,|$)")  # its step and epoch
 # what every run logs besides its losses, as `train/<name>`
 SYSTEM_METRICS = ("grad_norm", "samples_per_sec", "data_wait", "memory_gib", "amp_scale")
 _NO_LOSSES = tuple(f"train/{name}" for name in SYSTEM_METRICS)
@@ -168,10 +170,10 @@ def _last_change(folder: Path) -> float:
 
 def _last_row(path: Path) -> tuple[int, int]:
     """Return step and epoch of the last complete row of a metrics.csv; -1 and -1 without one."""
-    for line in reversed(tail_lines(path).splitlines()):
-        step, epoch = [*line.split(",", 2), ""][:2]
-        if step.isdecimal():
-            return int(step), int(epoch) if epoch.isdecimal() else -1
+    with contextlib.suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
+        if file.read(len(_HEADER)) == _HEADER:  # else it is another program's
+            rows = (_ROW.match(line) for line in reversed(tail_lines(path).splitlines()))
+            return next(((int(row[1]), int(row[2] or -1)) for row in rows if row), (-1, -1))
     return -1, -1
 
 
