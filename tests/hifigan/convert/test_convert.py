@@ -274,6 +274,24 @@ def test_convert_config(folder):
 
 
 @pytest.mark.parametrize(
+    ("settings", "untranslated", "net", "arguments"),
+    [
+        ({"use_spectral_norm": False}, [], "MultiResolutionDiscriminator", {"spectral": False}),
+        ({"use_spectral_norm": True}, ["use_spectral_norm"], "MultiResolutionDiscriminator", {"spectral": True}),
+        ({"use_cqtd_instead_of_mrd": True}, [], "MultiOctaveDiscriminator", {"filters": 32}),
+        ({"use_cqtd_instead_of_mrd": True, "use_mbd_instead_of_mrd": True}, [], "MultiBandDiscriminator", {}),
+        ({"use_cuda_kernel": True}, ["use_cuda_kernel"], "MultiResolutionDiscriminator", {}),
+    ],
+)
+def test_discriminators_of_bigvgan_are_those_of_its_code(folder, settings, untranslated, net, arguments):
+    (folder / "config.json").write_text(json.dumps(CONFIG | PERIODIC | settings))
+    recipe, unmapped = convert_config(folder)
+    mrd = recipe["model"]["init_args"]["discriminators"]["mrd"]
+    assert unmapped == ["num_gpus", "num_freq", "dist_config", *untranslated]
+    assert mrd["class_path"] == f"zoo.hifigan.{net}" and arguments.items() <= mrd["init_args"].items()
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
         ({"weights": 1, "other": 2}, "unknown layout with keys weights, other"),

@@ -27,7 +27,7 @@ SETTINGS = (
     "discriminator_channel_mult mpd_reshapes mrd_channel_mult mrd_use_spectral_norm resolutions clip_grad_norm "
     "lambda_melloss use_multiscale_melloss use_mbd_instead_of_mrd mbd_fft_sizes use_cqtd_instead_of_mrd cqtd_filters "
     "cqtd_max_filters cqtd_filters_scale cqtd_dilations cqtd_hop_lengths cqtd_n_octaves cqtd_bins_per_octaves "
-    "cqtd_normalize_volume normalize_volume use_spectral_norm"
+    "cqtd_normalize_volume normalize_volume"
 ).split()
 
 
@@ -83,8 +83,11 @@ def discriminators(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         periods=config.get("mpd_reshapes", [2, 3, 5, 7, 11]),
         channels=[int(channels * width) for channels in _PERIOD_CHANNELS],
     )
-    if config.get("use_cqtd_instead_of_mrd"):
-        filters = config.get("cqtd_filters", 128)
+    if config.get("use_mbd_instead_of_mrd"):
+        sizes = config.get("mbd_fft_sizes", [2048, 1024, 512])
+        mrd = component("zoo.hifigan.MultiBandDiscriminator", fft_sizes=sizes)
+    elif config.get("use_cqtd_instead_of_mrd"):
+        filters = config.get("cqtd_filters", 32)
         if config.get("cqtd_filters_scale", 1) != 1 and config.get("cqtd_max_filters", 1024) > filters:
             raise ValueError("cqtd_filters_scale other than 1 is not supported (nor does the original run with it)")
         mrd = component(
@@ -97,15 +100,12 @@ def discriminators(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             dilations=config.get("cqtd_dilations", [1, 2, 4]),
             normalize=bool(config.get("cqtd_normalize_volume", False)),
         )
-    elif config.get("use_mbd_instead_of_mrd"):
-        sizes = config.get("mbd_fft_sizes", [2048, 1024, 512])
-        mrd = component("zoo.hifigan.MultiBandDiscriminator", fft_sizes=sizes)
     else:
         mrd = component(
             "zoo.hifigan.MultiResolutionDiscriminator",
             resolutions=config.get("resolutions", [[1024, 120, 600], [2048, 240, 1200], [512, 50, 240]]),
             channel_mult=config.get("mrd_channel_mult", width),
-            spectral=bool(config.get("mrd_use_spectral_norm", False)),
+            spectral=bool(config.get("mrd_use_spectral_norm", config.get("use_spectral_norm", False))),
         )
     return {"mpd": mpd, "mrd": mrd}
 
