@@ -47,10 +47,8 @@ class FlowData(ZooDataModule):
         classes: names in the order of the labels; empty without classes. A subclass with labels sets them before a
             training begins: the net's `num_classes` is compared with their number.
         sample_shape: of one item.
-        framing: how images are read; None for other data.
+        framing: how images are read, where the items are made of them.
     """
-
-    framing: Framing | None = None
 
     def __init__(
         self, batch_size: int, pooled: PooledTransport | None = None, num_workers: int = 0, seed: int = 63
