@@ -1,11 +1,13 @@
 import csv
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from zoo.flow import rendering
+from zoo.flow.data.images import Framing
 from zoo.flow.evaluation import digits_classifier
 from zoo.flow.evaluation import evaluate as evaluation
 from zoo.flow.evaluation.evaluate import evaluate, frechet_interval
@@ -61,6 +63,23 @@ def test_folders_in_pixels_without_labels(tmp_path):
 def statistics_file(path, features):
     np.savez(path, mu=features.double().mean(0).numpy(), sigma=features.T.double().cov().numpy())
     return path
+
+
+@pytest.mark.parametrize("resize", ["crop", None, "stretch", 3])
+def test_real_images_are_read_as_those_of_the_training(tmp_path, resize):
+    wide = np.random.default_rng(0).integers(0, 256, (20, 4, 12, 3), dtype=np.uint8)
+    for folder, pixels in (("samples", wide[:, :, 4:8]), ("real", wide)):
+        for number, each in enumerate(pixels):
+            rendering.write_png(tmp_path / folder / f"{number}.png", each)
+    rows = "".join(f"{number}.png,0\n" for number in range(20))
+    (tmp_path / "samples" / "labels.csv").write_text(f"file,label\n{rows}")
+    (tmp_path / "samples" / "settings.json").write_text(json.dumps({"resize": resize, "background": [255, 255, 255]}))
+    call = partial(evaluate, tmp_path / "samples", tmp_path / "out", tmp_path / "real", extractor="pixels", cache=None)
+    if resize in ("crop", None):
+        assert (values(call())["frechet"]["value"] < 1e-3) == (resize == "crop")
+    else:
+        with pytest.raises(ValueError, match="resize"):
+            call()
 
 
 def test_statistics_are_a_reference_of_the_frechet_distance(tmp_path, capsys):
@@ -122,7 +141,7 @@ def test_other_classes_are_refused(tmp_path):
         evaluate(folder, tmp_path / "out", tmp_path / "real", extractor="pixels", cache=None)
     with pytest.raises(ValueError, match="different classes: bird, cat; cat, dog"):
         build_quality((3, 4, 4), reference=tmp_path / "real", extractor="pixels", classes=["bird", "cat"])
-    read_sets(tmp_path / "real", None, (4, 3), 10, None, ["1", "2"])  # as pairs call classes without names
+    read_sets(tmp_path / "real", None, Framing(4, 3), 10, None, ["1", "2"])  # as pairs call classes without names
 
 
 def test_uneven_classes_are_reported():

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from zoo.flow import ImageData, rendering
+from zoo.flow.data.images import Framing
 from zoo.flow.evaluation.metrics import frechet_distance
 from zoo.flow.evaluation.samples import matching_labels, read_digits, read_reference, read_samples
 
@@ -50,7 +51,7 @@ def test_flat_and_class_folders(tmp_path, caplog):
     assert np.array_equal(flat.pixels, pixels) and flat.labels is None
     write(tmp_path / "classes" / "b", pixels[:1])
     write(tmp_path / "classes" / "a", pixels[1:])
-    sorted_ = read_samples(tmp_path / "classes", resolution=6, channels=1)
+    sorted_ = read_samples(tmp_path / "classes", framing=Framing(6, 1))
     assert sorted_.pixels.shape == (2, 6, 6, 1) and sorted_.labels == [1, 2] and sorted_.classes == ["a", "b"]
     write(tmp_path / "classes", pixels[:1], ["overview.png"])
     assert read_samples(tmp_path / "classes").classes == ["a", "b"] and "such as overview.png" in caplog.text
@@ -107,7 +108,7 @@ def test_statistics_of_the_fields_tools(tmp_path, save):
     # ADM's hold the images too, and statistics of other features
     save(tmp_path / "adm.npz", arr_0=pictures(), mu=mean, sigma=covariance, mu_s=mean[:2], sigma_s=covariance[:2, :2])
     for name in ("edm", "adm"):
-        available = read_reference(tmp_path / f"{name}.npz", 8, 3)
+        available = read_reference(tmp_path / f"{name}.npz", Framing(8, 3))
         assert available.mean.dtype == torch.float64
         assert frechet_distance(available, torch.from_numpy(rows)) == pytest.approx(0, abs=1e-9)
 
@@ -129,7 +130,7 @@ def test_other_arrays_are_no_statistics(tmp_path, changes, message):
     arrays = {"mu": np.zeros(3), "sigma": np.eye(3), **changes}
     np.savez(tmp_path / "s.npz", **{name: array for name, array in arrays.items() if array is not None})
     with pytest.raises(ValueError, match=rf"s\.npz: .*{message}"):
-        read_reference(tmp_path / "s.npz", 8, 1)
+        read_reference(tmp_path / "s.npz", Framing(8, 1))
 
 
 def test_matching_labels_keep_the_shares():

@@ -53,7 +53,7 @@ class Framing:
     def __post_init__(self) -> None:
         check_one_of(MODES, channels=self.channels)
         check_one_of(("squash", "crop"), resize=self.resize)
-        if len(self.background) != 3 or not all(0 <= value <= 255 for value in self.background):
+        if len(self.background) != 3 or not all(value in range(256) for value in self.background):
             raise ValueError(f"background is red, green and blue from 0 to 255, not {list(self.background)}")
 
 

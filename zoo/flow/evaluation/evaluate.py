@@ -21,6 +21,7 @@ from zoo.common.environment import describe_machine
 from zoo.common.locks import writes_into
 from zoo.common.reports import terminal_table, write_report
 from zoo.common.statistics import LEVEL, Interval, bootstrap_mean
+from zoo.flow.data.images import Framing
 from zoo.flow.evaluation.comparison import METRICS, Comparison
 from zoo.flow.evaluation.metrics import Moments, frechet_distance, moments
 from zoo.flow.evaluation.references import ExtractorName, build_extractor, read_sets
@@ -77,8 +78,8 @@ def evaluate(
         cache: folder for features of the reference; None for none.
     """
     samples = read_samples(generated, resolution)
-    size = samples.pixels.shape[1], samples.pixels.shape[3]
-    real, train_images = read_sets(reference, train, size, val_every, split_seed, samples.classes)
+    framing = samples.framing or Framing(samples.pixels.shape[1], samples.pixels.shape[3])
+    real, train_images = read_sets(reference, train, framing, val_every, split_seed, samples.classes)
     net = build_extractor(extractor, samples.pixels.shape[1:], train_images, weights)
     comparison = Comparison(real, net, train_images, metrics or METRICS, cache, device=device)
     rows = figure_rows(comparison, samples)

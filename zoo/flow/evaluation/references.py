@@ -11,6 +11,7 @@ from torch import Tensor
 
 from zoo.common.checks import check_one_of
 from zoo.flow.data import points
+from zoo.flow.data.images import Framing
 from zoo.flow.evaluation.comparison import Comparison
 from zoo.flow.evaluation.digits_classifier import train_digits_classifier
 from zoo.flow.evaluation.features import FeatureExtractor, PixelFeatures
@@ -28,7 +29,7 @@ MAX_DIGITS_SIDE = 16  # pixels; the classifier of 8 x 8 images makes no sense ab
 def read_sets(
     reference: Path | None,
     train: Path | None,
-    size: tuple[int, int],
+    framing: Framing,
     val_every: int,
     split_seed: int | None,
     classes: Sequence[str] | None = None,
@@ -36,16 +37,16 @@ def read_sets(
     """Held-out and, where they are known, training images: those named, or scikit-learn's digits.
 
     Args:
-        size: height (and width) and channels of the generated images.
+        framing: size of the generated images, and how the training read its images.
         classes: of the generated images, where known.
     """
     if reference is not None:
-        real = read_reference(reference, *size)
-        train_images = None if train is None else read_samples(train, *size)
+        real = read_reference(reference, framing)
+        train_images = None if train is None else read_samples(train, framing=framing)
     elif train is not None:
         raise ValueError("--train without --reference: the digits bring their own training images")
     else:
-        train_images, real = read_digits(val_every, split_seed, *size)
+        train_images, real = read_digits(val_every, split_seed, framing.resolution, framing.channels)
     sets = [part.classes for part in (real, train_images) if isinstance(part, SampleSet)]
     # numbers from 1 stand for names that are not known
     names = {tuple(each) for each in (classes, *sets) if each and each != [str(n + 1) for n in range(len(each))]}
@@ -99,6 +100,7 @@ def build_quality(
     device: str = "cpu",
     cache: Path | None = Path("runs/cache"),
     classes: Sequence[str] | None = None,
+    framing: Framing | None = None,
 ) -> Quality:
     """What evaluates samples of a shape: points of a set, or images as `zoo evaluate flow` does."""
     if point_set is not None:
@@ -109,6 +111,7 @@ def build_quality(
         }
     if len(shape) != 3:
         raise ValueError(f"samples of shape {shape} are no images: name the set that they are points of (--point_set)")
-    real, train_images = read_sets(reference, train, (shape[-1], shape[0]), val_every, split_seed, classes)
+    framing = framing or Framing(shape[-1], shape[0])
+    real, train_images = read_sets(reference, train, framing, val_every, split_seed, classes)
     net = build_extractor(extractor, (*shape[1:], shape[0]), train_images, weights)
     return Comparison(real, net, train_images, cache=cache, device=device)

@@ -6,7 +6,7 @@ import csv
 import zipfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -36,11 +36,13 @@ class SampleSet:
         pixels: (N, H, W, C), uint8.
         labels: one per image, 1 to K; None for none.
         classes: names in the order of the labels, where known.
+        framing: of samples, how the training read its images, where known.
     """
 
     pixels: np.ndarray
     labels: list[int] | None = None
     classes: list[str] | None = None
+    framing: Framing | None = None
 
     def __post_init__(self) -> None:
         if self.labels is not None and len(self.labels) != len(self):
@@ -74,7 +76,7 @@ def matching_labels(labels: Sequence[int], count: int) -> list[int]:
     return [label for label, number in counts.items() for _ in range(number)]
 
 
-def read_samples(path: Path, resolution: int | None = None, channels: int | None = None) -> SampleSet:
+def read_samples(path: Path, resolution: int | None = None, framing: Framing | None = None) -> SampleSet:
     """Read generated or real images.
 
     Args:
@@ -82,37 +84,41 @@ def read_samples(path: Path, resolution: int | None = None, channels: int | None
             of folders, one per class, labelled from 1 in sorted order; or an npz with `images` (N, H, W[, C]) uint8 and
             perhaps `labels` (N,), whole numbers from 1.
         resolution: height and width that images are resized to (bilinear, antialiased); those of the first when None.
-        channels: 3 for RGB, 1 for grey; as the first image when None.
+        framing: of real images, in place of the resolution; RGB or grey as the first image when None.
     """
     path = Path(path)
     if path.is_file() and path.suffix == ".npz":
-        return _read_arrays(path, resolution, channels)
+        return _read_arrays(path, resolution, framing)
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: expected a folder of images or an npz file")
     if (path / LABELS_NAME).is_file():
         files, labels = _read_labels(path)
-        settings = path / "settings.json"
-        classes = read_settings_file(settings).get("classes") if settings.is_file() else None
-        return SampleSet(_decode(FileImages(path, files), resolution, channels), labels, classes)
+        source = path / "settings.json"
+        settings = read_settings_file(source) if source.is_file() else {}
+        pixels = _decode(FileImages(path, files), resolution, framing)
+        framing = Framing(pixels.shape[1], pixels.shape[3], settings.get("resize") or "squash")
+        if isinstance(background := settings.get("background"), list):
+            framing = replace(framing, background=tuple(background))
+        return SampleSet(pixels, labels, settings.get("classes"), framing)
     if parts := image_sets.find_splits(path):
         raise ValueError(f"{path} holds training and held-out images: name one of {parts[0]} and {parts[1]}")
     images = image_sets.folder(path)
     labels = images.labels if images.classes else None
-    return SampleSet(_decode(images.source, resolution, channels), labels, images.classes or None)
+    return SampleSet(_decode(images.source, resolution, framing), labels, images.classes or None)
 
 
-def read_reference(path: Path, resolution: int | None, channels: int | None) -> SampleSet | Moments:
+def read_reference(path: Path, framing: Framing) -> SampleSet | Moments:
     """Read real images, or the mean and covariance of their features: an npz with `mu` and `sigma`."""
     if Path(path).suffix == ".npz" and Path(path).is_file() and "mu" in read_npz(path, "mu"):
         return read_statistics(path)
-    return read_samples(path, resolution, channels)
+    return read_samples(path, framing=framing)
 
 
 def read_digits(val_every: int, split_seed: int | None, resolution: int, channels: int) -> tuple[SampleSet, SampleSet]:
     """Scikit-learn's digits, the training and the held-out ones, split as `ImageData` does with the same arguments."""
     check_at_least(2, val_every=val_every)
     images = image_sets.digits()
-    pixels = _decode(images.source, resolution, channels)
+    pixels = _decode(images.source, None, Framing(resolution, channels))
     held_out = np.array(image_sets.holdout_mask(images.labels, val_every, split_seed))
     labels = np.array(images.labels)
     parts = [SampleSet(pixels[part], labels[part].tolist(), images.classes) for part in (~held_out, held_out)]
@@ -147,7 +153,7 @@ def read_npz(path: Path, *names: str) -> dict[str, np.ndarray]:
         raise ValueError(f"{path}: cannot be read as npz ({error})") from error
 
 
-def _read_arrays(path: Path, resolution: int | None, channels: int | None) -> SampleSet:
+def _read_arrays(path: Path, resolution: int | None, framing: Framing | None) -> SampleSet:
     arrays = read_npz(path, "images", "labels")
     images, labels = arrays.get("images"), arrays.get("labels")
     if images is None or images.dtype != np.uint8 or images.ndim < 3 or images.shape[3:] not in CHANNELS:
@@ -156,7 +162,7 @@ def _read_arrays(path: Path, resolution: int | None, channels: int | None) -> Sa
         labels.shape != (len(images),) or labels.dtype.kind not in "iu" or (labels.size and labels.min() < 1)
     ):
         raise ValueError(f"{path}: expected labels ({len(images)},), whole numbers from 1, {_describe_array(labels)}")
-    pixels = _decode(ArrayImages(images), resolution, channels)
+    pixels = _decode(ArrayImages(images), resolution, framing)
     return SampleSet(pixels, None if labels is None else labels.tolist())
 
 
@@ -188,12 +194,11 @@ def _read_labels(folder: Path) -> tuple[list[Path], list[int] | None]:
     return files, labels if labels[0] else None
 
 
-def _decode(source: ImageSource, resolution: int | None, channels: int | None) -> np.ndarray:
+def _decode(source: ImageSource, resolution: int | None, framing: Framing | None) -> np.ndarray:
     if not len(source):
         raise ValueError("expected at least one image, found none")
-    if resolution is None or channels is None:
+    if framing is None:
         with source.open(0) as first:
-            mode = first.mode
-        resolution = resolution or source.apply_orientation(0).height
-        channels = channels or (1 if mode in GREY_MODES else 3)
-    return np.stack(list(decode_all(source, Framing(resolution, channels), len(source) > SHOW_PROGRESS)))
+            channels = 1 if first.mode in GREY_MODES else 3
+        framing = Framing(resolution or source.apply_orientation(0).height, channels)
+    return np.stack(list(decode_all(source, framing, len(source) > SHOW_PROGRESS)))

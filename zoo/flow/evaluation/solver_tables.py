@@ -234,7 +234,9 @@ def compare_solvers(
     sampler = load_sampler(run, None, guidance, device=device)
     check_label_conditions(sampler, "compare-samplers")
     judge = point_set, reference, train, extractor, weights, val_every, split_seed, device
-    quality = build_quality(sampler.sample_shape, *judge, classes=sampler.classes)
+    shape = sampler.sample_shape
+    framing = sampler.framing(shape[-1]) if len(shape) == 3 else None
+    quality = build_quality(shape, *judge, classes=sampler.classes, framing=framing)
     request = GenerationRequest(count, seed, labels)
     compare(sampler, output, quality, request, methods, budgets, scales)
 

@@ -57,7 +57,7 @@ def generate(
     folder = _SampleFolder(sampler, Path(output).resolve(), request)
     if grid or trajectory:
         rendering.check_drawable(sampler.sample_shape)
-    begin_output(folder.path, folder.settings(), notes=("classes",), sweep=world_size == 1)
+    begin_output(folder.path, folder.settings(), notes=("classes", "resize", "background"), sweep=world_size == 1)
     if rank == 0:
         folder.write_labels()
     chunks = [
@@ -102,6 +102,8 @@ class _SampleFolder:
             "labels": labels,
             "seed": request.seed,
             "classes": sampler.classes,
+            "resize": sampler.resize,
+            "background": sampler.background,
         }
         if self.conditions is not None:
             images = self.conditions.images

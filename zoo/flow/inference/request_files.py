@@ -86,8 +86,7 @@ def read_conditions(
         return sampler.make_conditions(seeds, prompts)
     if sampler.image_condition is None:
         raise ValueError("the net takes no images")
-    side = sampler.image_condition.side(sampler.sample_shape[-1])
-    framing = Framing(side, sampler.sample_shape[0], sampler.resize or "squash", sampler.background or WHITE)
+    framing = sampler.framing(sampler.image_condition.side(sampler.sample_shape[-1]))
     pixels = _read_images(images, framing) if images else None
     holes = _read_images(masks, replace(framing, channels=1, background=WHITE))[..., 0] > 127 if masks else None
     return sampler.make_conditions(seeds, prompts, pixels, holes)

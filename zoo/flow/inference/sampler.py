@@ -15,7 +15,7 @@ from torch import Tensor
 from zoo.common.atomic_files import write_atomic
 from zoo.common.checks import check_at_least, check_one_of
 from zoo.flow import rendering
-from zoo.flow.data.images import Resize, to_values
+from zoo.flow.data.images import WHITE, Framing, Resize, to_values
 from zoo.flow.inference import forms
 from zoo.flow.inference.request_files import CONDITION_KEYS, named_files, read_request_file, write_request_file
 from zoo.flow.inference.validation_samples import log_validation_samples
@@ -104,6 +104,10 @@ class Sampler(Inference):
 
     def _check_parts(self) -> None:
         """Refuse parts that do not go together."""
+
+    def framing(self, resolution: int) -> Framing:
+        """How the training read its images, at a height and width in pixels."""
+        return Framing(resolution, self.sample_shape[0], self.resize or "squash", self.background or WHITE)
 
     @property
     def request_keys(self) -> tuple[str, ...]:
