@@ -23,10 +23,11 @@ SHARED = Path(os.environ.get("ZOO_SHARED", REPOSITORY.parent / "shared"))
 
 def reference_folder(system: str) -> Path:
     """The reference files that a system's original code computed: those of this repository, else below ZOO_SHARED."""
-    own, shared = (root / system for root in (GOLDEN, SHARED / "golden"))
-    if not own.is_dir() and not shared.is_dir():
-        pytest.skip(f"needs ZOO_SHARED ({shared} does not exist)", allow_module_level=True)
-    return own if own.is_dir() else shared
+    folders = [GOLDEN / system, SHARED / "golden" / system]
+    folder = next((folder for folder in folders if folder.is_dir()), None)
+    if folder is None:
+        pytest.skip(f"needs ZOO_SHARED ({folders[1]} does not exist)", allow_module_level=True)
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -91,8 +92,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     Where float64 decides all of a test, it is not numeric.
     """
     is_parity = "parity" in item.path.relative_to(REPOSITORY).parts
-    is_own = (GOLDEN / item.path.parent.name).is_dir()
-    if (is_parity and not is_own) or "shared" in getattr(item, "fixturenames", ()):
+    in_repository = (GOLDEN / item.path.parent.name).is_dir()
+    if (is_parity and not in_repository) or "shared" in getattr(item, "fixturenames", ()):
         item.add_marker("shared")
     helpers = (getattr(value, "__module__", None) == "tests.numeric" for value in vars(item.module).values())
     if (is_parity or any(helpers)) and not item.get_closest_marker("float64"):

@@ -44,11 +44,11 @@ def test_zeros_after_a_short_clip_are_not_measured() -> None:
     model.log_media = lambda *_: None
     clip = {key: value[None] for key, value in Clips(1, 8000)[0].items()}
     padded = {key: F.pad(clip[key], (0, 8000)) for key in ("high", "low")}
-    counted = [
+    distances = [
         model._restore_first(batch, 0, "test")["unprocessed_lsd"]
         for batch in (clip, clip | padded, clip | padded | {"samples": torch.tensor([8000])})
     ]
-    assert counted[0] == counted[2] > 1.5 * counted[1]
+    assert distances[0] == distances[2] > 1.5 * distances[1]
 
 
 def test_dropped_condition_is_the_originals_constant(tmp_path: Path) -> None:

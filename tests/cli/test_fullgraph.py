@@ -186,7 +186,8 @@ def fresh() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-VARIANTS = ("Backbone-hubert_preln", "Crowd-gemma2", "DiT-sincos", "EncoderCompressor")  # others take the same ways
+# of nets that are compiled in any case
+VARIANTS = ("Backbone-hubert_preln", "Crowd-gemma2", "DiT-sincos", "EncoderCompressor")
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_broken_folders_are_listed_and_reported(tmp_path, config):
 @pytest.mark.parametrize(
     "rows", [b"time,loss\n1,2\n3,4\n", b"", b"\xff\0\n1,2\n", b"step,epoch,val/loss\n" + b"9" * 5000 + b",0,1\n"]
 )
-def test_a_record_of_another_program_tells_no_step(tmp_path, rows):
+def test_metrics_of_another_program_show_no_step(tmp_path, rows):
     folder = make(tmp_path / "run", rows="", saved=())
     (folder / "metrics.csv").write_bytes(rows)
     [run] = run_info.list_runs(tmp_path)

@@ -152,7 +152,7 @@ class FlowTask(SingleOptimizerTask):
             self.latents.fit(*self.trainer.datamodule.statistics())  # type: ignore[attr-defined]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take what the data told, too, where there are none."""
+        """Take the options that were completed from the data, too."""
         super().on_load_checkpoint(checkpoint)
         options = (checkpoint.get("zoo") or {}).get("options") or {}
         self._complete_options(*(options.get(name) for name in ("classes", "resize", "background")))

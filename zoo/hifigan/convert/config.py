@@ -109,7 +109,8 @@ def to_recipe(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if bigvgan.is_bigvgan(config):
         model |= bigvgan.model_arguments(config)
         mapped |= {*bigvgan.GENERATOR_KEYS, *bigvgan.SETTINGS}
-        mapped |= set() if config.get("use_spectral_norm") else {"use_spectral_norm"}  # our `mpd` has weight norm alone
+        if not config.get("use_spectral_norm"):  # our MultiPeriodDiscriminator has weight norm alone
+            mapped.add("use_spectral_norm")
     data = {"root": "${oc.env:ZOO_DATA,data}", **{zoo: settings[key] for key, zoo in DATA_KEYS.items()}}
     recipe = {
         "seed_everything": settings["seed"],
