@@ -2,8 +2,10 @@ import pytest
 import torch
 
 from zoo.audio.analysis.mel import LogMel
+from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator
 from zoo.hifigan.nets.generator import Generator
+from zoo.hifigan.nets.magnitude_vocoders import MagnitudeVocos
 from zoo.hifigan.task import HiFiGANTask, vocoder_metrics
 
 GENERATOR = {"in_channels": 8, "initial_channels": 8, "upsample_rates": (8, 8), "upsample_kernel_sizes": (16, 16),
@@ -17,12 +19,12 @@ def front_end(**kwargs: object) -> LogMel:
     )
 
 
-def build(mel: LogMel | None, **kwargs: object) -> HiFiGANTask:
+def build(mel: LogMel | None, generator: WaveformGenerator | None = None, **kwargs: object) -> HiFiGANTask:
     def adamw(parameters: object) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, 2e-4)
 
     return HiFiGANTask(
-        Generator(**GENERATOR), {"mpd": MultiPeriodDiscriminator((2,), 1 / 32)}, adamw, adamw,
+        generator or Generator(**GENERATOR), {"mpd": MultiPeriodDiscriminator((2,), 1 / 32)}, adamw, adamw,
         loss_mel=front_end(), mel=mel, **{"sample_rate": 8000, "loss_weights": WEIGHTS, **kwargs},
     )  # fmt: skip
 
@@ -44,6 +46,7 @@ def test_generates_from_the_mel_of_the_audio_or_from_given_features() -> None:
         ({"n_mels": 4}, {}, "'n_mels': 8"),
         ({"sample_rate": 16000}, {}, "sample_rate is 16000"),
         ({}, {"sample_rate": 22050}, "the audio's is 22050"),
+        ({}, {"generator": MagnitudeVocos(8, 64, 1, 256)}, "MagnitudeVocos needs discriminators: {}"),
     ],
 )
 def test_contradicting_parts_are_named(mel: dict, kwargs: dict, message: str) -> None:

@@ -15,6 +15,7 @@ from zoo.audio.evaluation import metrics
 from zoo.common.tensors import promote_to_float32
 from zoo.hifigan.nets.base import WaveformGenerator, check_front_end
 from zoo.hifigan.nets.encodec import EncodecFeatures
+from zoo.hifigan.nets.magnitude_vocoders import MagnitudeVocos
 from zoo.training.adversarial import Discriminator
 from zoo.training.gan import GANTask
 from zoo.training.task import OptimizerCallable
@@ -64,6 +65,8 @@ class HiFiGANTask(GANTask):
                 raise ValueError(f"model.{name}.sample_rate is {front_end.sample_rate}, the audio's is {sample_rate}")
         if mel is not None:
             check_front_end(generator, mel)
+        if isinstance(generator, MagnitudeVocos) and set(self.loss_weights) != {"g/magnitude"}:
+            raise ValueError("MagnitudeVocos needs discriminators: {} and loss_weights: {g/magnitude: 1}, nothing else")
         self.mel = mel
         self.loss_mel = loss_mel
         self.sample_rate = sample_rate
@@ -72,25 +75,32 @@ class HiFiGANTask(GANTask):
     def generate(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Synthesise a batch of `audio` (B, T), from its `features` (B, C, F) where it has them.
 
-        Returns generated and real audio, each (B, 1, T) trimmed to the shorter.
+        Returns generated and real audio, each (B, 1, T) trimmed to the shorter; to train a `MagnitudeVocos`, which
+        needs no phases there, compressed magnitudes of both.
         """
         audio = batch["audio"]
+        condition: tuple[Tensor, ...] = ()
         if "features" in batch:
-            fake = self.generator(batch["features"])
+            features = batch["features"]
         elif isinstance(self.mel, EncodecFeatures):
             bandwidths = self.mel.bandwidths
             largest = bandwidths.index(max(bandwidths))
             bandwidth = int(torch.randint(len(bandwidths), ())) if self.training else largest
-            fake = self.generator(self.mel(audio, bandwidth), torch.tensor(bandwidth, device=audio.device))
+            features, condition = self.mel(audio, bandwidth), (torch.tensor(bandwidth, device=audio.device),)
         elif self.mel is not None:
-            fake = self.generator(self.mel(audio))
+            features = self.mel(audio)
         else:
             raise ValueError("model.init_args.mel is null and the data has no features: set data.init_args.features")
+        if self.training and isinstance(self.generator, MagnitudeVocos):
+            return self.generator.compressed_magnitudes(features, audio)
+        fake = self.generator(features, *condition)
         samples = min(fake.shape[-1], audio.shape[-1])
         return fake[..., :samples], audio[:, None, :samples]
 
     def reconstruction(self, fake: Tensor, real: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Compute the distances of log-mels, of mels at several scales and of spectra that have a weight."""
+        if isinstance(self.generator, MagnitudeVocos):
+            return {"g/magnitude": torch.nn.functional.l1_loss(fake, real)}
         terms = {}
         if self.loss_weights.get("g/mel"):
             terms["g/mel"] = mel_l1(self.loss_mel, fake, real)

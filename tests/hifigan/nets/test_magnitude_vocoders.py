@@ -1,4 +1,4 @@
-"""Magnitudes by Vocos' backbone, phases by Griffin-Lim: the shortcut's least squares, context, pieces."""
+"""Magnitudes by Vocos' backbone, phases by Griffin-Lim: scaled input, the loss, context, pieces."""
 
 import numpy as np
 import pytest
@@ -11,28 +11,36 @@ from zoo.hifigan.nets.magnitude_vocoders import MagnitudeVocos
 def magnitudes(**changes):
     torch.manual_seed(0)
     settings = dict(in_channels=6, hop_length=32, steps=2, n_fft=64, dim=8, intermediate_dim=12, layers=1)
-    return MagnitudeVocos(**{**settings, "iterations": 3, "training_iterations": 1, **changes})
+    return MagnitudeVocos(**{**settings, "iterations": 3, **changes})
 
 
-def test_the_shortcut_is_solved_for_next_to_the_backbone():
-    """Features of which the logarithms are a linear function, but for what the backbone adds, are reproduced."""
+def test_channels_that_outweigh_others_are_scaled():
     net = magnitudes()
-    torch.nn.init.normal_(net.out.weight, std=0.1)
-    audio = torch.randn(3, 32 * 40) / 8
-    logarithms = net._log_magnitudes(audio)  # (B, 80, 33)
-    rows = logarithms.unflatten(1, (40, 2)).flatten(2)
-    basis = torch.linalg.svd((rows - rows.mean((0, 1))).flatten(0, 1), full_matrices=False).Vh[:6]
-    features = (rows @ basis.T).transpose(1, 2)
-    net.fit_shortcut([(features[:2], audio[:2]), (features[2:], audio[2:])], ridge=0.0)
-    inner = slice(2, -2)
-    with torch.no_grad():
-        left = (logarithms - net.magnitudes(features).log().transpose(1, 2))[:, inner]
-    rows = torch.nn.functional.pad(features[..., 1:-1].transpose(1, 2).flatten(0, 1), (0, 1), value=1.0)
-    left = left.unflatten(1, (-1, 2)).flatten(2).flatten(0, 1)
-    assert (rows.T @ left).abs().max() <= 1e-2  # what is left has nothing that the features tell linearly
-    assert left.square().mean() < 0.9 * (logarithms - logarithms.mean((0, 1))).square().mean()
+    x = torch.randn(5, 6, 40) * torch.tensor([1e3, 1.0, 1e-2, 1.0, 5.0, 0.0])[:, None] + 7.0
+    net.standardize([x[:2], x[2:]])
+    torch.testing.assert_close(net.mean, x.mean((0, 2)))
+    torch.testing.assert_close(net.deviation[:5], x.std((0, 2), unbiased=False)[:5], rtol=1e-3, atol=4e-3)
+    assert net.deviation[5] > 1e-3  # a channel that never moves
     with pytest.raises(ValueError, match="got none"):
-        net.fit_shortcut([])
+        net.standardize([])
+
+
+def test_training_brings_the_magnitudes_that_are_synthesised():
+    net = magnitudes(iterations=100)
+    audio = torch.sin(torch.arange(32 * 40) * 0.3)[None] / 2
+    x = torch.randn(1, 6, 40)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    for _ in range(300):
+        predicted, expected = net.compressed_magnitudes(x, audio)
+        loss = torch.nn.functional.l1_loss(predicted, expected)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert predicted.shape == expected.shape == (1, 33, 80) and loss < 0.05
+    with torch.no_grad():
+        spectra = [torch.stft(each, 64, 16, window=torch.hann_window(64), return_complex=True).abs()[..., 5:-5]
+                   for each in (net(x)[:, 0], audio)]  # fmt: skip
+    assert (spectra[0] - spectra[1]).abs().mean() < 0.1 * spectra[1].mean()
 
 
 def test_magnitudes_of_features_depend_on_their_context_alone():

@@ -69,7 +69,7 @@ def test_fused_exported_and_in_half_precision(generator, tmp_path):
     [
         GENERATORS["vocos"](),
         GENERATORS["stochastic"](),
-        MagnitudeVocos(6, 32, 2, 64, 10, 14, 1, training_iterations=1),
+        MagnitudeVocos(6, 32, 2, 64, 10, 14, 1, iterations=1),
     ],
     ids=lambda net: type(net).__name__,
 )
