@@ -108,7 +108,10 @@ def run_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-@pytest.mark.parametrize("launcher", ["lightning", "torchrun", pytest.param("accelerate", marks=pytest.mark.slow)])
+# torchrun also starts what tests/cluster/test_torchrun.py kills
+@pytest.mark.parametrize(
+    "launcher", ["lightning", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torchrun", "accelerate"))]
+)
 def test_two_processes_of_a_launcher_equal_one(run_one: Path, tmp_path: Path, launcher: str) -> None:
     words = LAUNCHERS[launcher] and ["-m", *LAUNCHERS[launcher]]
     args = [sys.executable, *words, "-m", "zoo", "fit", "flow/smoke", *FEW, *FLOW, *TWO]

@@ -63,6 +63,7 @@ SLOW = [  # recipe, step, workers
     ("audiosr/smoke_vae", 13, 2),
     ("audiosr/smoke_vocoder", 13, 0),
     ("ci_llm/smoke_backbone", 13, 2),
+    ("compressed_ad/smoke_spaces", 13, 2),  # continuous spaces, quantiles of bins and moments from the data
     ("flow/smoke_conditions", 13, 2),
     ("flow/smoke_dit", 13, 2),
     ("flow/smoke_latent", 13, 0),
@@ -71,8 +72,9 @@ SLOW = [  # recipe, step, workers
     ("hifigan/smoke_magnitudes", 12, 0),
     ("hifigan/smoke_stochastic", 12, 0),  # discriminators from batch 10 on
     ("hifigan/smoke_vocos", 12, 2),
+    ("miipher/smoke_adapter", 12, 2),
     ("miipher/smoke_backbone", 12, 0),
-    ("miipher/smoke_magnitudes", 12, 0),  # begins with what is solved for, once
+    ("miipher/smoke_magnitudes", 12, 0),  # its input is measured once
     ("miipher/smoke_pretrain", 12, 2),
     ("miipher/smoke_vocos", 12, 2),
 ]
@@ -87,11 +89,9 @@ SLOW = [  # recipe, step, workers
         ("audiosr/smoke", 13, 2),  # EMA of selected modules, a loss guard
         ("ci_llm/smoke", 12, 2),
         ("compressed_ad/smoke", 13, 2),  # a curriculum whose second stage begins at batch 3
-        ("compressed_ad/smoke_spaces", 13, 2),  # continuous spaces, quantiles of bins and moments from the data
         ("flow/smoke", 19, 2),  # EMA, dropout and epochs of 11 batches
         ("flow/smoke_meanflow", 13, 0),  # a forward derivative whose dropout is that of the step
         ("hifigan/smoke", 21, 0),
-        ("miipher/smoke_adapter", 12, 2),
         ("miipher/smoke_finetune", 17, 0),
         *(pytest.param(*row, marks=pytest.mark.slow) for row in SLOW),
     ],

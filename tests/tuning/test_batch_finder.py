@@ -36,7 +36,7 @@ def test_a_size_that_runs_out_of_memory_ends_alone(tmp_path, monkeypatch, capsys
     monkeypatch.setenv("PYTHONPATH", f"{TOY}:{REPOSITORY}")
     monkeypatch.setenv("COLUMNS", "120")  # cells of a table are not broken
     monkeypatch.setattr("zoo.tuning.batch_finder.free_memory_bytes", lambda: 2000 << 20)  # it begins with up to 1000
-    settings = ["--target=1", "--data.batch_size=1", *callback("Hungry", megabytes=900)]
+    settings = ["--target=1", "--max=2", "--data.batch_size=1", *callback("Hungry", megabytes=900)]
     assert main([*TOY_RECIPE, *settings]) == 0
     output = capsys.readouterr().out
     assert "out of memory" in output and output.strip().splitlines()[-1] == "--data.init_args.batch_size=1"
