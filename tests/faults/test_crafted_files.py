@@ -173,7 +173,7 @@ def pickles() -> list[Case]:
 
 CASES = [*descriptions("checkpoint"), *descriptions("export"), *recipes("run"), *recipes("config"), *pickles()]
 PAIRS = [(entry, kind) for entry, (kinds, _) in ENTRIES.items() for kind in kinds]
-ALL = [("load", "checkpoint"), ("predict", "export"), ("fit", "run"), ("fit", "config"), ("init_from", "checkpoint")]
+ALL = [("load", "checkpoint"), ("predict", "export"), ("fit", "run"), ("fit", "config")]
 
 
 @pytest.fixture(scope="module")
