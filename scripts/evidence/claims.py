@@ -221,7 +221,7 @@ DEMOS = {
              ("whole", "cad", "sliding", "histories"), ("anymdp",), redrawn=2),
         Demo("hifigan/demo", _plan_vocoder, hifigan.measure, ("run",), ("ljspeech",)),
         Demo("miipher/demo", _plan_restorer, miipher.measure, ("adapter", "pretrain", "finetune"),
-             ("ljspeech", "noise", "rir"), redrawn=2),
+             ("ljspeech", "noise", "rir"), redrawn=3),
         Demo("compressed_ad/demo_9x9", _plan_large_rooms, compressed_ad.measure_demo_9x9, ("plain",)),
         Demo("audiosr/demo", _plan_bandwidth, _bandwidth, data=("ljspeech", "noise"), redrawn=2),
         *(each.DEMO for each in REAL),

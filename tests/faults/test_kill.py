@@ -74,7 +74,7 @@ SLOW = [  # recipe, step, workers
     ("hifigan/smoke_vocos", 12, 2),
     ("miipher/smoke_adapter", 12, 2),
     ("miipher/smoke_backbone", 12, 0),
-    ("miipher/smoke_magnitudes", 12, 0),  # its input is measured once
+    ("miipher/smoke_magnitudes", 12, 0),  # begins with what is solved for, once
     ("miipher/smoke_pretrain", 12, 2),
     ("miipher/smoke_vocos", 12, 2),
 ]

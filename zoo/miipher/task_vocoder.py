@@ -40,8 +40,8 @@ class VocoderTask(HiFiGANTask):
         sample_rate: of the audio in Hz.
         media_items: validation clips that are logged: input, result and target, and figures of them.
         restore: how files are restored.
-        standardize: passes over the training items by whose features a `MagnitudeVocos` scales its input from the
-            first batch on. 0: it scales as it was built or loaded.
+        least_squares: passes over the training items from which a `MagnitudeVocos` takes the scale of its input and
+            the solution of its shortcut before the first batch. 0: it begins as it was built or loaded.
         kwargs: of HiFiGANTask.
 
     Source: Miipher-2, section 3.3, with HiFi-GAN in place of WaveFit as in its reproduction, or Vocos.
@@ -62,7 +62,7 @@ class VocoderTask(HiFiGANTask):
         sample_rate: int = 22050,
         media_items: int = 3,
         restore: RestoreOptions = DEFAULT_RESTORE,
-        standardize: int = 0,
+        least_squares: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -71,10 +71,10 @@ class VocoderTask(HiFiGANTask):
         )  # fmt: skip
         check_fit(encoder, generator, sample_rate)
         self.encoder = encoder.requires_grad_(False).eval()
-        check_at_least(0, standardize=standardize)
-        if standardize and not isinstance(generator, MagnitudeVocos):
-            raise ValueError(f"standardize is of MagnitudeVocos, the generator is a {type(generator).__name__}")
-        self.standardize = standardize
+        check_at_least(0, least_squares=least_squares)
+        if least_squares and not isinstance(generator, MagnitudeVocos):
+            raise ValueError(f"least_squares is of MagnitudeVocos, the generator is a {type(generator).__name__}")
+        self.least_squares = least_squares
         self.restore = restore
 
     def train(self, mode: bool = True) -> VocoderTask:
@@ -84,24 +84,25 @@ class VocoderTask(HiFiGANTask):
         return self
 
     def setup(self, stage: str) -> None:
-        """Refuse `standardize` with sharded weights, which compute features in a step alone, with a ValueError."""
+        """Refuse `least_squares` with sharded weights, of which a process holds a part, with a ValueError."""
         super().setup(stage)
-        if stage == "fit" and self.standardize and is_sharded(self.trainer):
+        if stage == "fit" and self.least_squares and is_sharded(self.trainer):
             raise ValueError(
-                f"standardize is {self.standardize} and {type(self.trainer.strategy).__name__} shards the weights, "
-                "which compute no features before the first step: use DDP, or --init_from a run that was standardized"
+                f"least_squares is {self.least_squares} and {type(self.trainer.strategy).__name__} shards the weights, "
+                "and it sets full ones: use DDP, or begin with --init_from a run that has solved for them"
             )
 
     def on_train_start(self) -> None:
-        """Measure the generator's input where a run begins; every process does so on the same items."""
+        """Solve for the generator's shortcut where a run begins; every process does so from the same items."""
         super().on_train_start()
-        if self.standardize and not self.global_step:
-            cast(MagnitudeVocos, self.generator).standardize(map(self.features, self._first_batches()))
+        if self.least_squares and not self.global_step:
+            generator = cast(MagnitudeVocos, self.generator)
+            generator.fit_shortcut((self.features(batch), batch["audio"]) for batch in self._first_batches())
 
     def _first_batches(self) -> Iterator[Batch]:
         """Batches of the first epochs' items, in the corpus' order; the loader is left alone."""
         data = cast(VocoderSegments, self.trainer.datamodule)  # type: ignore[attr-defined]
-        for epoch in range(self.standardize):
+        for epoch in range(self.least_squares):
             segments = cast(Segments, data.train_set)
             keys = [(epoch, number) for number in range(len(segments))]
             for first in range(0, len(keys), data.batch_size):

@@ -36,6 +36,7 @@ from zoo.audio.evaluation.models import MetricModel
 from zoo.audio.evaluation.summary import MetricColumn, summarize
 from zoo.audio.io import files
 from zoo.audio.io.resample import resample_array
+from zoo.common.atomic_files import replace_atomically
 from zoo.miipher.inference.restorer import Restorer
 from zoo.miipher.nets.backbone import Backbone
 from zoo.runs.load import load
@@ -43,6 +44,7 @@ from zoo.training.resume import item_seed
 
 NAME, DATA = "miipher/whisper", ("asterisk", "ljspeech", "noise", "rir", "whisper")
 SAMPLE_RATE, MIN_SECONDS = 16000, 1.0  # of training clips
+SPEEDS, VERSIONS = (0.8, 1.25), 2  # of further versions of each clip, as of other voices
 VOICES, STRIDE = ("fr", "it", "ru"), 4  # every fourth of 16 prompts; Asterisk's Spanish voice is its English one
 RESTORED, CEILING, BASELINE = "restored", "clean features", "DeepFilterNet3"
 FILTER_RATE, FILTER_FRAME, FILTER_DELAY = 48000, 480, 1440  # DeepFilterNet3's, in Hz and samples
@@ -58,22 +60,29 @@ SHOWN = {"input": DEGRADED, "restored": RESTORED, "deepfilternet": BASELINE, "or
 
 
 def prepare(root: Path) -> None:
-    """Link the training clips into one tree, and write the encoder's first block without its table of positions.
+    """Write the training clips, also played slower and faster, and the encoder's first block without its positions.
 
-    Block 1 holds the positions, and a vocoder learns those of its segments, which are shorter than recordings.
+    Block 1 holds the table of positions, and a vocoder learns those of its segments, which are shorter than recordings.
     """
-    for corpus, folder in (("ljspeech", "ljspeech/wavs"), ("prompts", "asterisk/train/high")):
-        target = root / "speech" / corpus
-        target.mkdir(parents=True, exist_ok=True)
-        for path in files.find_audio_files(data_folder() / folder):
-            header, link = files.info(path), target / path.name
-            is_long = header.samples >= MIN_SECONDS * header.sample_rate
-            if is_long and path.stem not in transcripts() and not link.exists():
-                link.symlink_to(path)
+    if not (root / "speech").exists():
+        with replace_atomically(root / "speech") as speech:
+            _write_speech(speech)
     if not (root / "backbone").exists():
         backbone = Backbone(layer=1, source=str(data_folder() / "whisper"))
         nn.init.zeros_(backbone.model.embed_positions.weight)
         backbone.save_source(root / "backbone")
+
+
+def _write_speech(folder: Path) -> None:
+    for corpus in ("ljspeech/wavs", "asterisk/train/high"):
+        for number, path in enumerate(files.find_audio_files(data_folder() / corpus)):
+            audio = files.read_mono(path, SAMPLE_RATE)
+            if path.stem in transcripts() or len(audio) < MIN_SECONDS * SAMPLE_RATE:
+                continue
+            speeds = np.random.default_rng(item_seed(0, 0, number)).uniform(*SPEEDS, VERSIONS)
+            for version, speed in enumerate([1.0, *speeds]):
+                varied = resample_array(audio, round(speed * SAMPLE_RATE), SAMPLE_RATE)
+                files.write(folder / f"{path.stem}_{version}.flac", varied, SAMPLE_RATE)
 
 
 def plan(root: Path, seed: int, quick: bool) -> Iterable[EvidenceStep]:
@@ -93,15 +102,16 @@ def plan(root: Path, seed: int, quick: bool) -> Iterable[EvidenceStep]:
         f"{degradation}__degrader__init_args__probabilities": "{noise: 0.6, reverb: 0.5, lowpass: 0.5}",
         f"{degradation}__degrader__init_args__ranges": "{snr_db: [-5, 20], cutoff_hz: [1500, 6000]}",
     }  # fmt: skip
-    sizes = {"hop_length": SAMPLE_RATE // 50, "n_fft": 640, "layers": 4, "training_iterations": 4}
-    vocoder = {f"{data}__sample_rate": SAMPLE_RATE, f"{data}__context_frames": 25}
+    sizes = {"hop_length": SAMPLE_RATE // 50, "n_fft": 640, "dim": 256, "intermediate_dim": 768, "layers": 4}
+    vocoder = {f"{data}__sample_rate": SAMPLE_RATE, f"{data}__context_frames": 25, f"{data}__segment_frames": 75,
+               f"{data}__batch_size": 12}  # fmt: skip
     vocoder |= {f"{generator}__{key}": value for key, value in sizes.items()}
     rate = "model__init_args__optimizer_g__init_args__lr"
     both = f"[{root / 'adapter'}, {root / 'pretrain'}]"
-    yield fit_step(root, "adapter", "miipher/demo_adapter", seed, **degraded, **lasting(500))
-    yield fit_step(root, "pretrain", "miipher/demo_pretrain", seed, **shared, **plain, **vocoder, **lasting(300),
-                   **{rate: 2e-3}, model__init_args__least_squares=4)  # fmt: skip
-    yield fit_step(root, "finetune", "miipher/demo_finetune", seed, **degraded, **vocoder, **lasting(600),
+    yield fit_step(root, "adapter", "miipher/demo_adapter", seed, **degraded, **lasting(3000))
+    yield fit_step(root, "pretrain", "miipher/demo_pretrain", seed, **shared, **plain, **vocoder, **lasting(3000),
+                   **{rate: 1.5e-3}, model__init_args__least_squares=1)  # fmt: skip
+    yield fit_step(root, "finetune", "miipher/demo_finetune", seed, **degraded, **vocoder, **lasting(3000),
                    **{rate: 1e-3}, init_from=both)  # fmt: skip
 
 

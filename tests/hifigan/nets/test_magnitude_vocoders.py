@@ -1,4 +1,4 @@
-"""Magnitudes by Vocos' backbone, phases by Griffin-Lim: scaled input, the loss, context, pieces."""
+"""Magnitudes by Vocos' backbone, phases by Griffin-Lim: the shortcut's least squares, the loss, context, pieces."""
 
 import numpy as np
 import pytest
@@ -14,15 +14,26 @@ def magnitudes(**changes):
     return MagnitudeVocos(**{**settings, "iterations": 3, **changes})
 
 
-def test_channels_that_outweigh_others_are_scaled():
+def test_the_shortcut_is_solved_for_over_a_scaled_input():
+    """Features of which the logarithms are a linear function are reproduced, whatever the channels' scales."""
     net = magnitudes()
-    x = torch.randn(5, 6, 40) * torch.tensor([1e3, 1.0, 1e-2, 1.0, 5.0, 0.0])[:, None] + 7.0
-    net.standardize([x[:2], x[2:]])
-    torch.testing.assert_close(net.mean, x.mean((0, 2)))
-    torch.testing.assert_close(net.deviation[:5], x.std((0, 2), unbiased=False)[:5], rtol=1e-3, atol=4e-3)
-    assert net.deviation[5] > 1e-3  # a channel that never moves
+    audio = torch.randn(3, 32 * 40) / 8
+    logarithms = net._spectra(audio).clamp(min=1e-5).log().transpose(1, 2)  # (B, 80, 33)
+    rows = logarithms.unflatten(1, (40, 2)).flatten(2)
+    basis = torch.linalg.svd((rows - rows.mean((0, 1))).flatten(0, 1), full_matrices=False).Vh[:6]
+    features = (rows @ basis.T * torch.tensor([1e3, 1.0, 0.1, 1.0, 5.0, 1.0]) + 7.0).transpose(1, 2)
+    net.fit_shortcut([(features[:2], audio[:2]), (features[2:], audio[2:])], ridge=0.0)
+    inner = features[..., 1:-1].transpose(1, 2).flatten(0, 1)
+    torch.testing.assert_close(net.mean, inner.mean(0), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(net.deviation, inner.std(0, unbiased=False), rtol=1e-3, atol=1e-3)
+    with torch.no_grad():
+        left = (logarithms - net._log_magnitudes(features).transpose(1, 2))[:, 2:-2]
+    rows = torch.nn.functional.pad((inner - net.mean) / net.deviation, (0, 1), value=1.0)
+    left = left.unflatten(1, (-1, 2)).flatten(2).flatten(0, 1)
+    assert (rows.T @ left).abs().max() <= 1e-2  # what is left has nothing that the features tell linearly
+    assert left.square().mean() < 0.9 * (logarithms - logarithms.mean((0, 1))).square().mean()
     with pytest.raises(ValueError, match="got none"):
-        net.standardize([])
+        net.fit_shortcut([])
 
 
 def test_training_brings_the_magnitudes_that_are_synthesised():

@@ -97,20 +97,42 @@ class MagnitudeVocos(WaveformGenerator):
         self.receptive_frames = math.ceil(reach / steps)
 
     @torch.no_grad()
-    def standardize(self, features: Iterable[Tensor]) -> None:
-        """Scale what comes in by the channels' mean and deviation in features (B, in_channels, F).
+    def fit_shortcut(self, pairs: Iterable[tuple[Tensor, Tensor]], ridge: float = 1e-3) -> None:
+        """Scale the input by its channels' mean and deviation, and solve for the shortcut by least squares.
 
         Features of speech encoders have a few channels that outweigh all others, and gradients learn those alone.
+        Pairs are features (B, in_channels, F >= 3) and audio (B, F * hop_length); first and last frames do not count.
+        `ridge` is a share of a channel's variance. What the backbone adds begins at zero. ValueError without pairs.
         """
-        count, total, square = 0, torch.zeros_like(self.mean).double(), torch.zeros_like(self.mean).double()
-        for x in features:
-            rows = x.transpose(1, 2).flatten(0, 1).double()
-            count, total, square = count + len(rows), total + rows.sum(0), square + rows.square().sum(0)
-        if not count:
-            raise ValueError("mean and deviation need features, got none")
-        mean = total / count
+        moments: list[Tensor] = []
+        for x, audio in pairs:
+            targets = self._spectra(audio).clamp(min=_MIN_MAGNITUDE).log().transpose(1, 2)
+            targets = targets[:, self.steps : -self.steps].unflatten(1, (-1, self.steps)).flatten(2).flatten(0, 1)
+            rows = torch.nn.functional.pad(x[..., 1:-1].transpose(1, 2).flatten(0, 1).double(), (0, 1), value=1.0)
+            products = [rows.T @ rows, rows.T @ targets.double()]
+            moments = [a + b for a, b in zip(moments, products, strict=True)] if moments else products
+        if not moments:
+            raise ValueError("a least-squares solution needs features and audio, got none")
+        square, product = moments
+        count, mean = square[-1, -1], square[-1, :-1] / square[-1, -1]
+        deviation = (square.diagonal()[:-1] / count - mean.square()).clamp(min=_MIN_VARIANCE).sqrt()
+        scale = torch.diag(torch.cat([1 / deviation, mean.new_ones(1)]))
+        scale[-1, :-1] = -mean / deviation  # rows @ scale is what the shortcut sees, and ones
+        square = scale.T @ square @ scale
+        square.diagonal()[:-1] += ridge * count
+        solution = torch.linalg.solve(square, scale.T @ product)
         self.mean.copy_(mean)
-        self.deviation.copy_((square / count - mean.square()).clamp(min=_MIN_VARIANCE).sqrt())
+        self.deviation.copy_(deviation)
+        self.shortcut.weight.copy_(solution[:-1].T)
+        self.shortcut.bias.copy_(solution[-1])
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def _spectra(self, audio: Tensor) -> Tensor:
+        """Magnitudes (B, n_fft // 2 + 1, T / hop of the transform) of audio (B, T)."""
+        t = self.transform
+        padded = torch.nn.functional.pad(promote_to_float32(audio), (t.padding_samples, t.padding_samples))
+        return torch.stft(padded, t.n_fft, t.hop_length, window=t.window, center=False, return_complex=True).abs()
 
     def _log_magnitudes(self, x: Tensor) -> Tensor:
         """Log-magnitudes (B, n_fft // 2 + 1, F * steps), at most that of 100, of features (B, C, F)."""
@@ -121,12 +143,9 @@ class MagnitudeVocos(WaveformGenerator):
 
     def compressed_magnitudes(self, x: Tensor, audio: Tensor) -> tuple[Tensor, Tensor]:
         """Magnitudes to the power of 0.3, (B, n_fft // 2 + 1, frames), of features (B, C, F) and of audio (B, T)."""
-        t = self.transform
-        logarithms = self._log_magnitudes(x).clamp(max=math.log(MAX_MAGNITUDE))
-        padded = torch.nn.functional.pad(promote_to_float32(audio), (t.padding_samples, t.padding_samples))
-        spectra = torch.stft(padded, t.n_fft, t.hop_length, window=t.window, center=False, return_complex=True)
-        frames = min(spectra.shape[2], logarithms.shape[2])
-        target = spectra[..., :frames].abs().clamp(min=_MIN_MAGNITUDE).pow(_COMPRESSION)
+        logarithms, target = self._log_magnitudes(x).clamp(max=math.log(MAX_MAGNITUDE)), self._spectra(audio)
+        frames = min(target.shape[2], logarithms.shape[2])
+        target = target[..., :frames].clamp(min=_MIN_MAGNITUDE).pow(_COMPRESSION)
         return (_COMPRESSION * logarithms[..., :frames]).exp(), target
 
     def forward(self, x: Tensor) -> Tensor:
