@@ -73,8 +73,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave files unread that cannot have the numeric or shared tests that are asked for: imports take long."""
-    are_asked_for = config.option.markexpr.startswith(("numeric", "shared", "(numeric or shared)"))
-    if not are_asked_for or not collection_path.match("test_*.py"):
+    selected = config.option.markexpr.startswith(("numeric", "shared", "(numeric or shared)"))
+    if not selected or not collection_path.match("test_*.py"):
         return None
     named = re.search(r"tests\.numeric|mark\.numeric|shared", collection_path.read_text(encoding="utf-8"))
     return None if named or "parity" in collection_path.relative_to(REPOSITORY).parts else True
