@@ -373,6 +373,6 @@ TRIED = {
     "ci_llm/gsm8k": "agents on shares and on clusters of the data, with and without a common adapter, averaged and "
     "weighted by the input",
     "miipher/whisper": "later blocks, twice as many steps of the vocoder, a linear part on random features, a table of "
-    "positions; what held the vocoder back (PESQ 1.5, DNSMOS 1.5 on features of clean speech) was Griffin-Lim within "
-    "the training's steps: the recipe now compares magnitudes, on clips of three speeds; its seeds are not trained yet",
+    "positions; on features of clean speech the vocoder had PESQ 1.5 and DNSMOS 1.5; the recipe now has magnitudes as "
+    "the loss, a scaled input, a wider net, clips of three speeds and more steps; its seeds are not trained yet",
 }

@@ -37,6 +37,7 @@ class Demo(NamedTuple):
         runs: steps whose folders `measure` takes; the seed's folder without any.
         data: folders below ZOO_DATA that it learns from.
         redrawn: how often its recipe was changed after figures of its seeds were known; each change takes other seeds.
+        prepare: writes into a seed's folder what its steps take.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Demo(NamedTuple):
     runs: tuple[str, ...] = ("",)
     data: tuple[str, ...] = ()
     redrawn: int = 0
+    prepare: Callable[[Path], None] = lambda root: None
 
     def figures(self, root: Path, quick: bool) -> Figures:
         """Return the figures of a seed's folder."""

@@ -109,6 +109,7 @@ def run_seed(name: str, root: Path, seed: int, quick: bool = False) -> None:
         result |= {"figures": {}, "error": None}
         measuring = 0.0
         try:
+            demo.prepare(root)
             for step in plan:
                 _run_step(step, root, quick)
             measuring = cost_of(lambda: result.update(figures=demo.figures(root, quick))).cpu

@@ -98,7 +98,10 @@ class HiFiGANTask(GANTask):
         return fake[..., :samples], audio[:, None, :samples]
 
     def reconstruction(self, fake: Tensor, real: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Compute the distances of log-mels, of mels at several scales and of spectra that have a weight."""
+        """Compute the distances of log-mels, of mels at several scales and of spectra that have a weight.
+
+        Of a `MagnitudeVocos` the distance of what `generate` returns in training, compressed magnitudes.
+        """
         if isinstance(self.generator, MagnitudeVocos):
             return {"g/magnitude": torch.nn.functional.l1_loss(fake, real)}
         terms = {}

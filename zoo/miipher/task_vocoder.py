@@ -41,7 +41,7 @@ class VocoderTask(HiFiGANTask):
         media_items: validation clips that are logged: input, result and target, and figures of them.
         restore: how files are restored.
         least_squares: passes over the training items from which a `MagnitudeVocos` takes the scale of its input and
-            the solution of its shortcut before the first batch. 0: it begins as it was built or loaded.
+            the solution of its shortcut before the first batch (not with sharded weights). 0: as built or loaded.
         kwargs: of HiFiGANTask.
 
     Source: Miipher-2, section 3.3, with HiFi-GAN in place of WaveFit as in its reproduction, or Vocos.

@@ -87,8 +87,6 @@ def _write_speech(folder: Path) -> None:
 
 def plan(root: Path, seed: int, quick: bool) -> Iterable[EvidenceStep]:
     """Adapters, the vocoder on features of clean speech, and the vocoder on cleaned features."""
-    if all((data_folder() / name).is_dir() for name in DATA):  # otherwise only the recipe is asked for
-        prepare(root)
     encoder, data = "model__init_args__encoder__init_args", "data__init_args"
     degradation, generator = f"{data}__degradation", "model__init_args__generator__init_args"
     plain, cleaner = (
@@ -241,7 +239,7 @@ def condense(rows: Sequence[Mapping[str, Any]], columns: Sequence[MetricColumn])
     return figures
 
 
-DEMO = Demo(NAME, plan, measure, data=DATA)
+DEMO = Demo(NAME, plan, measure, data=DATA, redrawn=1, prepare=prepare)
 CLAIMS = tuple(
     Claim(NAME, f"{condition}: gain in {title} on {'the input' if other == DEGRADED else other}",
           f"{condition}: {figure}, gain on {other}", EACH, at_least=0.0)

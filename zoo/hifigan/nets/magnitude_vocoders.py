@@ -115,16 +115,14 @@ class MagnitudeVocos(WaveformGenerator):
             raise ValueError("a least-squares solution needs features and audio, got none")
         square, product = moments
         count, mean = square[-1, -1], square[-1, :-1] / square[-1, -1]
-        deviation = (square.diagonal()[:-1] / count - mean.square()).clamp(min=_MIN_VARIANCE).sqrt()
-        scale = torch.diag(torch.cat([1 / deviation, mean.new_ones(1)]))
-        scale[-1, :-1] = -mean / deviation  # rows @ scale is what the shortcut sees, and ones
-        square = scale.T @ square @ scale
-        square.diagonal()[:-1] += ridge * count
-        solution = torch.linalg.solve(square, scale.T @ product)
+        variance = (square.diagonal()[:-1] / count - mean.square()).clamp(min=_MIN_VARIANCE)
+        square.diagonal()[:-1] += ridge * count * variance
+        solution = torch.linalg.solve(square, product)
+        weight, deviation = solution[:-1], variance.sqrt()
         self.mean.copy_(mean)
         self.deviation.copy_(deviation)
-        self.shortcut.weight.copy_(solution[:-1].T)
-        self.shortcut.bias.copy_(solution[-1])
+        self.shortcut.weight.copy_((weight * deviation[:, None]).T)
+        self.shortcut.bias.copy_(solution[-1] + mean @ weight)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
 
@@ -135,7 +133,7 @@ class MagnitudeVocos(WaveformGenerator):
         return torch.stft(padded, t.n_fft, t.hop_length, window=t.window, center=False, return_complex=True).abs()
 
     def _log_magnitudes(self, x: Tensor) -> Tensor:
-        """Log-magnitudes (B, n_fft // 2 + 1, F * steps), at most that of 100, of features (B, C, F)."""
+        """Log-magnitudes (B, n_fft // 2 + 1, F * steps) of features (B, C, F); float32 behind the net."""
         x = (x.transpose(1, 2) - self.mean) / self.deviation
         linear = self.shortcut(x).unflatten(2, (self.steps, -1)).flatten(1, 2)
         finer = self.expand(x).unflatten(2, (self.steps, -1)).flatten(1, 2)  # (B, F * steps, dim)
