@@ -19,7 +19,7 @@ from zoo.runs.frozen import FrozenModule
 from zoo.runs.pretrained_files import build_config, find_backbone, load_pretrained
 
 Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
-FEW_ROWS = 4  # of text generation, a row for each agent; with MKL on AMD EPYC
+FEW_ROWS, FEW_NUMBERS = 4, 4096  # of text generation, a row for each agent; limits of MKL's kernel on AMD EPYC
 ALL_LINEAR = "all-linear"  # every linear layer but the output layer
 _QUANTIZED = ("weight.absmax", "weight.quant_map", "weight.nested_", "weight.quant_state.")  # statistics of 4 bits
 
@@ -33,8 +33,8 @@ class FewRowsLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., in) to (..., out)."""
-        is_small = x.numel() <= FEW_ROWS * x.shape[-1] and x.dtype == torch.float32
-        if is_small and x.device.type == "cpu":
+        is_small = x.numel() <= FEW_ROWS * x.shape[-1] and x.numel() < FEW_NUMBERS
+        if is_small and x.dtype == torch.float32 and x.device.type == "cpu":
             columns = F.linear(self.weight, x.reshape(-1, x.shape[-1]).contiguous())  # (out, rows)
             return columns.T.contiguous().view(*x.shape[:-1], self.out_features)
         return F.linear(x, self.weight)
