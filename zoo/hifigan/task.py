@@ -92,7 +92,7 @@ class HiFiGANTask(GANTask):
         else:
             raise ValueError("model.init_args.mel is null and the data has no features: set data.init_args.features")
         if self.training and isinstance(self.generator, MagnitudeVocos):
-            return self.generator.compressed_magnitudes(features, audio)
+            return self.generator(features, audio)
         fake = self.generator(features, *condition)
         samples = min(fake.shape[-1], audio.shape[-1])
         return fake[..., :samples], audio[:, None, :samples]

@@ -139,15 +139,20 @@ class MagnitudeVocos(WaveformGenerator):
         finer = self.expand(x).unflatten(2, (self.steps, -1)).flatten(1, 2)  # (B, F * steps, dim)
         return promote_to_float32(linear + self.out(self.backbone(finer.transpose(1, 2)))).transpose(1, 2)
 
-    def compressed_magnitudes(self, x: Tensor, audio: Tensor) -> tuple[Tensor, Tensor]:
-        """Magnitudes to the power of 0.3, (B, n_fft // 2 + 1, frames), of features (B, C, F) and of audio (B, T)."""
+    def _compressed(self, x: Tensor, audio: Tensor) -> tuple[Tensor, Tensor]:
         logarithms, target = self._log_magnitudes(x).clamp(max=math.log(MAX_MAGNITUDE)), self._spectra(audio)
         frames = min(target.shape[2], logarithms.shape[2])
         target = target[..., :frames].clamp(min=_MIN_MAGNITUDE).pow(_COMPRESSION)
         return (_COMPRESSION * logarithms[..., :frames]).exp(), target
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Synthesise (B, 1, F * hop_length) from features (B, in_channels, F)."""
+    def forward(self, x: Tensor, audio: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """Synthesise (B, 1, F * hop_length) from features (B, in_channels, F).
+
+        With `audio` (B, T): what training compares, magnitudes to the power of 0.3 (B, n_fft // 2 + 1, frames), of the
+        features and of the audio.
+        """
+        if audio is not None:
+            return self._compressed(x, audio)
         magnitude = clipped_exp(self._log_magnitudes(x))
         with torch.autocast(magnitude.device.type, enabled=False):
             with torch.no_grad():
