@@ -7,7 +7,7 @@ from omegaconf.basecontainer import BaseContainer
 
 from tests.harness import REPOSITORY
 from zoo.common import foreign_files
-from zoo.common.configs import check_config_paths, load_run_config, load_yaml, restrict_resolvers
+from zoo.common.configs import check_config_paths, load_run_config, load_yaml, merge, restrict_resolvers
 from zoo.common.foreign_files import iterate_keys, load_json, read_lines
 
 
@@ -20,6 +20,12 @@ def write_config(tmp_path: Path, **content: object) -> Path:
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(content))
     return path
+
+
+def test_a_mapping_that_names_all_keys_gives_their_order() -> None:
+    before = {"image": 1.5, "text": 3.0}
+    assert list(merge(before, {"text": 2.0, "image": 1.0}).items()) == [("text", 2.0), ("image", 1.0)]
+    assert list(merge(before, {"image": 2.0}).items()) == [("image", 2.0), ("text", 3.0)]
 
 
 def test_variables_of_the_zoo_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,13 @@ def test_evaluation_is_deterministic_over_a_grid_of_times() -> None:
     assert label.tolist() == [1] * 10 + [2] * 10
 
 
+def test_times_of_half_precision_are_not_rounded() -> None:
+    task, batch = quiet_task(Spy()).bfloat16(), make(512)
+    task.training_step({**batch, "x1": batch["x1"].bfloat16(), "x0": batch["x0"].bfloat16()}, 0)
+    x, t, _ = task.net.calls[0]
+    assert (x.dtype, t.dtype) == (torch.bfloat16, torch.float32) and len(t.unique()) == 512 and t.max() < 1
+
+
 def test_what_contradicts_itself_is_named() -> None:
     with pytest.raises(ValueError, match="num_classes is 0"):
         quiet_task(Spy(0))

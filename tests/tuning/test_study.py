@@ -60,14 +60,17 @@ def test_a_killed_trial_is_continued_and_pruned(tmp_path: Path) -> None:
     with sqlite3.connect(study / "study.db") as database:  # as if its last heartbeat were long ago
         database.execute("UPDATE trial_heartbeats SET heartbeat = datetime(heartbeat, '-1 hour')")
 
-    other = forked("tune", "flow/smoke", "--search", f"{LR}=log(1e-5, 1)", "--output", study, cwd=tmp_path)
-    assert other.returncode == 1 and "another" in other.stderr
+    for options in (["flow/smoke", "--search", f"{LR}=log(1e-5, 1)"], ["--sampler", "random"]):
+        other = forked("tune", *options, "--output", study, cwd=tmp_path)
+        assert other.returncode == 1 and "another" in other.stderr
 
     output = good(forked(*tune, "--prune", "--startup", "2", cwd=tmp_path)).stdout
     assert "trial_0002: pruned" in output and "the first 3 of the grid's 4" in output
     assert [row["state"] for row in rows(study)] == ["finished", "finished", "pruned"]
     assert [row["model.optimizer.lr"] for row in rows(study)] == ["1e-09", "0.01", "1e-09"]
     assert read_curves(run / "metrics.csv")["val/loss"][0] == before
+    command = f"zoo fit flow/smoke --samples.enabled=false --config {study / 'best.yaml'}"
+    assert command in (study / "best.yaml").read_text()
     assert yaml.safe_load((study / "best.yaml").read_text()) == {
         "trainer": {"max_steps": 20}, "model": {"init_args": {"optimizer": {"init_args": {"lr": 0.01}}}},
     }  # fmt: skip
@@ -78,6 +81,7 @@ def test_a_killed_trial_is_continued_and_pruned(tmp_path: Path) -> None:
     [
         (["model.init_args.optimizr.init_args.lr=log(1e-5, 1)"], "did you mean optimizer"),
         ([f"{LR}=log(1e-5, 1)", "--trails", "3"], "did you mean --trials"),
+        ([f"{LR}=log(1e-5, 1)", "--model.optimizer.lr=0.1"], "given and searched"),
         ([f"{LR}=log(1e-5, 1)", "--ckpt_path", "last"], "ckpt_path"),
     ],
 )

@@ -36,6 +36,15 @@ def test_a_replaced_or_cut_file_is_read_again(tmp_path: Path, text: str) -> None
     assert reader.read(tmp_path) == {}
 
 
+def test_a_file_of_other_columns_may_have_the_number_of_the_one_before(tmp_path: Path) -> None:
+    reader = MetricsReader()
+    append(tmp_path, "step,epoch,a\n", "0,0,1\n")
+    assert "a" in reader.read(tmp_path)
+    (tmp_path / "metrics.csv").write_text("step,epoch,a,b\n0,0,1,\n1,0,2,3\n")
+    curves = reader.read(tmp_path)
+    assert curves["a"][0] == ((0.0, 1.0), (1.0, 2.0)) and curves["b"][0] == ((1.0, 3.0),)
+
+
 def test_a_file_that_is_no_table_has_no_curves(tmp_path: Path) -> None:
     append(tmp_path, f"step,epoch,a\n0,0,1\n1,0,{'9' * 200_000}\n", "2,0,3\n")
     assert MetricsReader().read(tmp_path)["a"] == (((0.0, 1.0),), ())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import math
 import os
 import traceback
@@ -27,7 +28,7 @@ from zoo.cli.parser import PARSER_MODE, OneLineParser, RefusedError, explain_ref
 from zoo.cli.recipes import TOP_LEVEL, WrongNameError, compose_arguments, config_files, take_option
 from zoo.common import registry
 from zoo.common.atomic_files import LOCK_NAME, delete_path, write_atomic
-from zoo.common.configs import check_config_paths
+from zoo.common.configs import check_config_paths, load_yaml, read_mapping
 from zoo.common.foreign_files import iterate_keys
 from zoo.common.locks import is_rank_zero, lock_folder
 from zoo.runs import frozen, frozen_files
@@ -37,7 +38,7 @@ from zoo.runs.hub.models import is_hub_name, pin_revisions
 from zoo.runs.init_from import init_from
 from zoo.runs.metrics_csv import MetricsCSV
 from zoo.runs.model_description import describe_model
-from zoo.runs.run_info import RECIPE_MARK, read_recipe_name
+from zoo.runs.run_info import RECIPE_MARK, describe_config_changes, read_recipe_name
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints, is_fast_dev_run
 from zoo.training.callbacks.checkpoint_contents import CheckpointContents, check_checkpoint
 from zoo.training.callbacks.loggers import LoggerName, RunInfoLogger, WandbSettings, make_loggers
@@ -49,6 +50,8 @@ from zoo.training.callbacks.summary import RunSummary, print_summary
 from zoo.training.callbacks.train_log import TrainLog
 from zoo.training.errors import ConnectionLostError, explain_error
 from zoo.training.task import ZooTask
+
+log = logging.getLogger(__name__)
 
 DEFAULT_SEED = 1234
 STRATEGIES = "expected auto, ddp, zoo.training.FSDP or zoo.training.DeepSpeed (recipes trainer/fsdp, trainer/deepspeed)"
@@ -176,8 +179,13 @@ class ConfigFile(L.Callback):
             self._write(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Remove what a resumed run has logged beyond its checkpoint."""
+        """Remove what a resumed run has logged beyond its checkpoint, and say what its config changes."""
         if trainer.ckpt_path is not None:
+            former = Path(trainer.ckpt_path).with_name(runs.CONFIG_NAME)
+            if trainer.is_global_zero and former.is_file():
+                changes = describe_config_changes(read_mapping(former), load_yaml(self._read_config()))
+                if changes:
+                    log.warning("resumed with %s: this is no longer the run that was interrupted", changes)
             for logger in trainer.loggers:
                 if isinstance(logger, MetricsCSV):
                     logger.trim(trainer.global_step - 1)  # rows carry the number of the batch, from 0
@@ -309,7 +317,7 @@ class ZooCLI(LightningCLI):
             raise explain_build(error) from error
         self.config = parsed  # what the run's config.yaml says: its copies are no part of the recipe
         frozen_files.restore_sources(frozen.frozen_modules({"": self.model}), arguments, used)
-        plain = yaml.safe_load(yaml.safe_dump(self.config["model"].as_dict()))
+        plain = yaml.safe_load(yaml.safe_dump(self.config["model"].as_dict(), sort_keys=False))
         self.model.specs = describe_model(self.model, plain["init_args"])
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
@@ -365,7 +373,7 @@ def run(command: str, args: list[str], source_run: Path | None = None) -> int:
 
 def fit(cli: ZooCLI) -> None:
     """Train, from a checkpoint, from given weights or from the start."""
-    done = parse_step(cli.checkpoint) if cli.checkpoint is not None and cli.checkpoint.parent == cli.folder else 0
+    done = 0 if cli.checkpoint is None else parse_step(cli.checkpoint)
     resumed = None if cli.checkpoint is None else str(cli.checkpoint)
     with print_summary(cli.trainer, max(done, 0), cli.config["terminal.metrics"]):
         if resumed is None:

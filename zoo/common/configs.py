@@ -147,14 +147,14 @@ def merge(before: Any, after: Any) -> Any:
         for kind in ("class_path", "model_type")
     ):
         old = {}
-    merged = dict(old)
+    merged = {} if old.keys() <= after.keys() else dict(old)  # the order of the later one where it names all keys
     for key, value in after.items():
         if isinstance(key, str) and key.endswith("+"):
             name = key.removesuffix("+")
-            lists = [each if isinstance(each, list) else [each] for each in (merged.get(name) or [], value)]
+            lists = [each if isinstance(each, list) else [each] for each in (old.get(name) or [], value)]
             merged[name] = lists[0] + lists[1]
         else:
-            merged[key] = merge(merged.get(key), value)
+            merged[key] = merge(old.get(key), value)
     return merged
 
 

@@ -19,7 +19,7 @@ from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.image_conditions import ImageCondition
 from zoo.flow.process.paths import PREDICTIONS, AffinePath, Prediction
 from zoo.flow.process.solvers import Solver
-from zoo.flow.process.time_samplers import EVALUATION_TIMES, TimeSampler, at_evaluation_times, sample_times
+from zoo.flow.process.time_samplers import TimeSampler, sample_times
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask
 
 MIN_ERROR = 1e-3  # in the weight of MeanFlow's loss
@@ -141,6 +141,12 @@ class FlowTask(SingleOptimizerTask):
             raise ValueError(f"model.net makes samples of shape {tuple(self.net.sample_shape)}, the data has {shape}")
         if self.coupling is not None and getattr(data, "pooled", None) is not None:
             raise ValueError("model.coupling and data.pooled would pair twice: set one of them to null")
+        if self.coupling is not None or getattr(data, "pooled", None) is not None:
+            if self.text is not None or self.image_condition is not None:
+                raise ValueError(
+                    "model.coupling and data.pooled would give each text or image noise of its kind, and sampling does "
+                    "not: set both to null"
+                )
         framing = getattr(data, "framing", None)
         self._complete_options(classes, getattr(framing, "resize", None), getattr(framing, "background", None))
         super().setup(stage)
@@ -208,7 +214,7 @@ class FlowTask(SingleOptimizerTask):
         x1, conditions = self._data(batch), self._conditions(batch)
         remaining = None if conditions is None else conditions.drop(batch["keep"])
         label = batch["label"] * batch["keep_label"]
-        loss = self.loss(x1, batch["x0"], batch["t"].to(x1), label, remaining)
+        loss = self.loss(x1, batch["x0"], _times(batch["t"], x1), label, remaining)
         self.log_terms("train", {"loss": loss}, batch_size=len(x1))
         return loss
 
@@ -217,13 +223,16 @@ class FlowTask(SingleOptimizerTask):
         return batch["x1"] if self.latents is None else self.latents.normalise(batch["x1"])
 
     def evaluate(self, batch: dict[str, Any], batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
-        """The loss at ten times from 0.05 to 0.95, of each item's own noise; nothing is random."""
-        conditions = self._conditions(batch)
-        x1, x0, label, t = at_evaluation_times(self._data(batch), batch["x0"], batch["label"])
+        """The loss at the `evaluation_times`, of each item's own noise; nothing is random."""
+        conditions, count = self._conditions(batch), len(batch["x1"])
+        times = self.times.evaluation_times()
+        x1, x0, label = (
+            each.repeat_interleave(len(times), 0) for each in (self._data(batch), batch["x0"], batch["label"])
+        )
         values = None
         if conditions is not None:
-            values = {name: value.repeat_interleave(EVALUATION_TIMES, 0) for name, value in conditions.values.items()}
-        return {"loss": self.loss(x1, x0, t, label, values)}, len(batch["x1"])
+            values = {name: value.repeat_interleave(len(times), 0) for name, value in conditions.values.items()}
+        return {"loss": self.loss(x1, x0, _times(times.repeat(count), x1), label, values)}, count
 
     def _conditions(self, batch: dict[str, Any]) -> ConditionBatch | None:
         """A batch's conditions besides the class, as the net takes them, and what stands for none."""
@@ -237,6 +246,11 @@ class FlowTask(SingleOptimizerTask):
         """Show samples and, after the last validation, their way from the noise; see `Sampler.log_validation`."""
         with self.trainer.precision_plugin.val_step_context():
             self.inference().log_validation(self, last)
+
+
+def _times(t: Tensor, x: Tensor) -> Tensor:
+    """Times for data of any type, float32 at least: bfloat16 rounds them, some to 1."""
+    return t.to(x.device, torch.promote_types(x.dtype, torch.float32))
 
 
 class MeanFlowTask(FlowTask):
@@ -296,7 +310,7 @@ class MeanFlowTask(FlowTask):
         """The error of the average velocity over one interval per item, some labels dropped."""
         batch = self.prepare_training_batch(batch)
         x1, label = self._data(batch), batch["label"] * batch["keep_label"]
-        t, span = batch["t"].to(x1), batch["span"].to(x1)
+        t, span = _times(batch["t"], x1), _times(batch["span"], x1)
         x = self.path.sample(batch["x0"], x1, t)
         velocity = self.path.target(batch["x0"], x1, t)
 

@@ -26,7 +26,7 @@ from zoo.audio.corpora.corpus import (
     match_list,
     read_normalized,
     select,
-    split_last_items,
+    split_last_recordings,
     without_suffix,
 )
 from zoo.common.checks import find_data_folder
@@ -228,10 +228,10 @@ class VocoderData(ZooDataModule):
         """Open the corpus, and number its clips for training and for validation."""
         if self.root is None:
             embedded = EmbeddedCorpus(self.corpus.embedded_utterances, self.sample_rate)
-            return embedded, split_last_items(len(embedded.lengths), self.split.items)
+            return embedded, split_last_recordings(embedded, self.split.items)
         corpus = CorpusCache(self._cache_folder(self.root))
         if self.split.val_list is None:
-            return corpus, split_last_items(len(corpus), self.split.items)
+            return corpus, split_last_recordings(corpus, self.split.items)
         names = [*corpus.names, *corpus.unreadable]
         held_out = {names[number] for number in match_list(Path(self.split.val_list), self.root, names)}
         return corpus, corpus.split(held_out.__contains__)

@@ -127,7 +127,7 @@ class Vocoder(AudioInference):
             channels, blocks = header.channels, files.read_blocks(source, CHUNK_FRAMES * self.generator.hop_length)
             pieces = self._copy(resample_blocks(blocks, header.sample_rate, self.sample_rate))
         samples = 0
-        with files.AudioWriter(target, self.sample_rate, channels) as writer:
+        with files.AudioWriter(target, self.sample_rate, channels, files.RESULT_SUBTYPE) as writer:
             for piece in pieces:
                 writer.write(piece)
                 samples += piece.shape[1]

@@ -40,6 +40,7 @@ SUMMARY_KEYS = {  # of a config, for a description of its run
     "seed": "seed_everything",
     "init_from": "init_from",
 }
+_COMPARED = re.compile(r"model\.(?!init_args\.(optimizer|scheduler))|trainer\.(callbacks|gradient_clip)")
 _ENDS = re.compile(rf"{FINISHED_MARK}|`Trainer\.fit` stopped|ended by (\w+)")
 _STOPS = ("Interrupted", "KeyboardInterrupt", "SystemExit", "SIGTERMException")
 _TIME = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d{3} ", re.MULTILINE)
@@ -347,3 +348,16 @@ def format_duration(seconds: float) -> str:
             value = seconds / size
             return f"{value:.1f} {unit}" if value < 10 and unit == "h" else f"{value:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def describe_config_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Describe in one line what another config changes in model, callbacks and clipping; "" for nothing.
+
+    Optimizers and schedules are left out: a resume compares their settings with those of the checkpoint.
+    """
+    old, new = (
+        {key: value for key, value in flatten_config(each).items() if _COMPARED.match(key)} for each in (before, now)
+    )
+    changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    texts = [f"{key} {new.get(key)} (was {old.get(key)})" for key in changed if not key.startswith("trainer.callbacks")]
+    return ", ".join([*texts, *(["other trainer.callbacks"] if len(texts) < len(changed) else [])])

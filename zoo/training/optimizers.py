@@ -43,6 +43,16 @@ def use_fused_adam(optimizer: Optimizer, trainer: L.Trainer | None) -> Optimizer
     return optimizer
 
 
+def short_window_factor(trainer: L.Trainer) -> float:
+    """What a loss is to be multiplied by, which Lightning has divided by `accumulate_grad_batches`.
+
+    Above 1 where an epoch ends with fewer batches than that.
+    """
+    window = trainer.accumulate_grad_batches
+    left = trainer.num_training_batches - trainer.fit_loop.epoch_loop.batch_idx // window * window
+    return window / left if left < window else 1.0
+
+
 def accumulated_batches(trainer: L.Trainer) -> int:
     """Return how many batches a full optimizer step accumulates: a step ends with its epoch at the latest."""
     data: Any = getattr(trainer, "datamodule", None)

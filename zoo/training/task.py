@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from zoo.common.registry import constructor_annotations, get_class
-from zoo.training.optimizers import LrScaling, set_total_steps, use_fused_adam
+from zoo.training.optimizers import LrScaling, set_total_steps, short_window_factor, use_fused_adam
 from zoo.training.strategies.sharding import is_sharded
 
 log = logging.getLogger(__name__)
@@ -264,10 +264,7 @@ class SingleOptimizerTask(ZooTask):
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Back-propagate; Lightning divides by `accumulate_grad_batches`, and an epoch may end with fewer of them."""
-        loop = self.trainer.fit_loop.epoch_loop
-        window = self.trainer.accumulate_grad_batches
-        left = self.trainer.num_training_batches - loop.batch_idx // window * window
-        super().backward(loss * (window / left) if left < window else loss, *args, **kwargs)
+        super().backward(loss * short_window_factor(self.trainer), *args, **kwargs)
 
     def configure_optimizers(self) -> Any:
         """Build the optimizer and its schedule."""

@@ -64,6 +64,7 @@ class StudyConfig:
     metric: str  # logged key that is optimised
     direction: str  # "min" or "max"
     keys: dict[str, str]  # the recipe's full key by each searched key, in which `init_args` may be left out
+    sampler: str = "tpe"  # "tpe", "random" or "grid"
 
 
 def main(
@@ -74,7 +75,7 @@ def main(
     trials: int | None = None,
     prune: bool = False,
     startup: int = 5,
-    sampler: Literal["tpe", "random", "grid"] = "tpe",
+    sampler: Literal["tpe", "random", "grid"] | None = None,
     output: Path | None = None,
     storage: str | None = None,
 ) -> int:
@@ -91,7 +92,7 @@ def main(
         trials: of the whole study, failed ones included; 20, or every point of a grid, when not given.
         prune: stop trials whose best value is worse than the median of the others at the same validation.
         startup: trials that finish before any is pruned.
-        sampler: tpe, random, or grid: every combination of choices once.
+        sampler: tpe, random, or grid: every combination of choices once; tpe when not given.
         output: folder of the study; runs/tune/SYSTEM/RECIPE when not given.
         storage: a URL of SQLAlchemy such as postgresql://host/db; sqlite in OUTPUT/study.db when not given.
 
@@ -104,12 +105,13 @@ def main(
     first = Path(next((word for word in recipe if not word.startswith("-")), "study"))
     folder = (output or Path("runs", "tune", first.parent.name, first.stem)).absolute()
     with lock_folder(folder, "tune", LOCK_SECONDS):
-        study, config = open_study(folder, storage, recipe, search, metric, direction)
+        study, config = open_study(folder, storage, recipe, search, metric, direction, sampler)
         starts = study.user_attrs.get("starts", 0)
         study.set_user_attr("starts", starts + 1)  # two processes must not sample the same values
-        queue_trials(study, trials, grid_points(parse_search_space(config.search)) if sampler == "grid" else None)
+        points = grid_points(parse_search_space(config.search)) if config.sampler == "grid" else None
+        queue_trials(study, trials, points)
     tpe = partial(optuna.samplers.TPESampler, constant_liar=True)
-    study.sampler = (tpe if sampler == "tpe" else optuna.samplers.RandomSampler)(seed=starts)
+    study.sampler = (tpe if config.sampler == "tpe" else optuna.samplers.RandomSampler)(seed=starts)
     study.pruner = optuna.pruners.MedianPruner(startup, n_warmup_steps=2) if prune else optuna.pruners.NopPruner()
     with exit_on_sigterm():  # so that the trial under way is ended
         run_study(study, config, folder)
@@ -117,7 +119,13 @@ def main(
 
 
 def open_study(
-    folder: Path, url: str | None, fit: Sequence[str], search: list[str], metric: str | None, direction: str | None
+    folder: Path,
+    url: str | None,
+    fit: Sequence[str],
+    search: list[str],
+    metric: str | None,
+    direction: str | None,
+    sampler: str | None = None,
 ) -> tuple[Study, StudyConfig]:
     """Load the study of a folder, or check its recipe and search space and begin it."""
     try:
@@ -131,11 +139,16 @@ def open_study(
     except Exception as error:  # of SQLAlchemy and its drivers
         raise ValueError(f"--storage: {str(error).splitlines()[0]}") from error
     name = folder.as_posix() if url else "study"
-    requested = {"fit": list(fit), "search": search, "metric": metric, "direction": direction}
+    requested = {"fit": list(fit), "search": search, "metric": metric, "direction": direction, "sampler": sampler}
     names = optuna.get_all_study_names(storage)
     study = optuna.load_study(study_name=name, storage=storage) if name in names else None
     saved = study.user_attrs.get("config") if study else None
-    config = StudyConfig(**saved) if saved else define_study(list(fit), search, metric, direction)
+    chosen = sampler or "tpe"  # also of a study of a version that did not record it
+    config = (
+        StudyConfig(**{"sampler": chosen, **saved})
+        if saved
+        else define_study(list(fit), search, metric, direction, chosen)
+    )
     for key, value in requested.items():
         if value and value != getattr(config, key):
             raise ValueError(f"{folder}: the study there has another {key}: {getattr(config, key)}, not {value}")
@@ -146,13 +159,18 @@ def open_study(
     return study, config
 
 
-def define_study(fit: list[str], search: list[str], metric: str | None, direction: str | None) -> StudyConfig:
+def define_study(
+    fit: list[str], search: list[str], metric: str | None, direction: str | None, sampler: str
+) -> StudyConfig:
     """Describe a new study, after `zoo fit` has parsed the recipe with the limits of every key."""
     if not fit:
         raise ValueError("tune needs a recipe (`zoo list` names them), or --output with the folder of a study")
     if any(word.partition("=")[0].removeprefix("--") in RESERVED_KEYS[:2] for word in fit):
         raise ValueError("tune sets ckpt_path and trainer.default_root_dir of its trials itself: leave them out")
     space = parse_search_space(search)
+    flags_set = {word.partition("=")[0].removeprefix("--").replace("init_args.", "") for word in fit}
+    if twice := [key for key in space if key.replace("init_args.", "") in flags_set]:
+        raise ValueError(f"--{twice[0]} is given and searched: leave one of them out")
     for flags in itertools.zip_longest(*(limit_flags(key, each) for key, each in space.items())):
         command = fit_command([*fit, *(flag for flag in flags if flag), "--print_config"])
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", check=False)
@@ -165,7 +183,7 @@ def define_study(fit: list[str], search: list[str], metric: str | None, directio
         raise ValueError(f"{fit[0]} names no checkpoints.monitor: give the --metric to optimise, such as val/loss")
     full = {key.replace("init_args.", ""): key for key in flatten_config(recipe)}
     keys = {key: full.get(key.replace("init_args.", ""), key) for key in space}
-    return StudyConfig(fit, search, metric, direction or (mode if metric == monitor else "min"), keys)
+    return StudyConfig(fit, search, metric, direction or (mode if metric == monitor else "min"), keys, sampler)
 
 
 def fit_command(words: Sequence[str]) -> list[str]:
@@ -335,8 +353,7 @@ def write_results(study: Study, config: StudyConfig, folder: Path) -> None:
     fragment = OmegaConf.create()
     for key, value in recipe_values(best).items():
         OmegaConf.update(fragment, config.keys[key], value, force_add=True)
-    first = int(not config.fit[0].startswith("-"))
-    command = shlex.join(["zoo", "fit", *config.fit[:first], str(folder / BEST_NAME), *config.fit[first:]])
+    command = shlex.join(["zoo", "fit", *config.fit, "--config", str(folder / BEST_NAME)])
     text = (
         f"# {config.metric} {best.value:.6g} at step {best.user_attrs.get('step')}: {best.user_attrs['folder']}, "
         f"best of {len(rows)} trials\n# Use: {command}\n{OmegaConf.to_yaml(fragment)}"

@@ -40,6 +40,7 @@ class _MetricsFile:
 
     def __init__(self) -> None:
         self.file_id = 0
+        self.header = b""  # a file that replaced another may have its number
         self.offset = 0  # bytes read
         self.columns: list[str] = []
         self.curves: dict[str, Points] = {}
@@ -52,7 +53,10 @@ class _MetricsFile:
                 status = os.fstat(file.fileno())
                 if status.st_ino != (self.file_id or status.st_ino) or status.st_size < self.offset:
                     return False
-                self.file_id = status.st_ino
+                self.file_id, first = status.st_ino, file.readline()
+                if self.offset and first != self.header:
+                    return False
+                self.header = first
                 file.seek(self.offset)
                 block = file.read()
         except OSError:

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from zoo.audio.corpora.corpus import (
+    MemoryCorpus,
     corpus_files,
     drop_short_clips,
     match_companions,
     match_entries,
     split_last_items,
+    split_last_recordings,
     unique_stems,
 )
 from zoo.audio.io import files
@@ -88,6 +90,13 @@ def test_validation_is_a_share_of_small_corpora(count, items, held_out, caplog):
     train, val = split_last_items(count, items)
     assert (len(train), len(val), val.stop) == (count - held_out, held_out, count)
     assert (f"data.split.items is {items} for {count} clips" in caplog.text) == (held_out != items)
+
+
+def test_copies_of_a_recording_are_not_divided():
+    names, lengths = ["a_0.wav", "a_1.wav", "b_0.wav", "b_1.wav", "b_2.wav", "c_0.wav"], [9, 9, 8, 8, 8, 8]
+    corpus = MemoryCorpus(names, [np.zeros(length, np.float32) for length in lengths])
+    assert split_last_recordings(corpus, 2) == (range(2), range(2, 6))
+    assert split_last_recordings(corpus, 1) == (range(5), range(5, 6))
 
 
 @pytest.mark.parametrize(("count", "items"), [(1, 1), (5, 0)])

@@ -49,6 +49,22 @@ def refused(path, *words):
         list(files.read_blocks(path, 5000))
 
 
+@pytest.mark.parametrize("container", ["RF64", "W64", "AIFF"])
+def test_cut_files_of_other_containers_are_detected(tmp_path, container):
+    path = tmp_path / "a.wav"
+    soundfile.write(path, tone(3 * RATE), RATE, format=container)
+    assert files.read(path)[0].shape[1] == 3 * RATE
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    refused(path, "header promises")
+
+
+def test_files_without_an_upper_band_are_refused(tmp_path):
+    path = make(tmp_path / "a.wav")
+    files.check_band(path, 24000)
+    with pytest.raises(files.AudioFileError, match="sampled at 22050 Hz"):
+        files.check_band(path, 48000)
+
+
 @pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "opus", "mp3"])
 @pytest.mark.parametrize("keep", [20, 0.5, 0.9, -3])
 def test_cut_files_are_detected(tmp_path, suffix, keep):

@@ -123,6 +123,11 @@ def test_validation_by_ratio_list_and_folder(corpus: Path, tmp_path: Path) -> No
     assert len({frozenset(data(high, tmp_path, **options).val_set.indices) for options in seeds}) > 1
 
 
+def test_validation_within_training_is_refused(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="name folders side by side"):
+        data(corpus, tmp_path, **{"split.root": str(corpus / "train" / "high" / "x")})
+
+
 def test_silence_is_avoided(tmp_path: Path) -> None:
     tone = (0.5 * np.sin(np.arange(2 * RATE))).astype(np.float32)
     tone[: RATE + RATE // 2] = 0
@@ -210,6 +215,7 @@ def test_embedded_corpus(tmp_path: Path) -> None:
         ({"mode": "paired", "root": None}, "root"),
         ({"mode": "paired", "root": "high"}, "folders"),
         ({"root": "absent"}, "root"),
+        ({"sample_rate": 2 * RATE}, "sampled at 16000 Hz"),
     ],
     ids=str,
 )

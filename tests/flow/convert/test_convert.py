@@ -94,6 +94,10 @@ def test_checkpoint_there_and_back(tmp_path, net):
     actual = build(parts["net"])
     actual.load_state_dict({key.removeprefix("net."): value for key, value in checkpoint["state_dict"].items()})
     assert same_state(actual, net)
+    latent = {**checkpoint, "zoo": {**checkpoint["zoo"], "components": {**parts, "latents": parts["path"]}}}
+    torch.save(latent, tmp_path / "latent.ckpt")
+    with pytest.raises(ValueError, match="the original has no latents"):
+        convert(tmp_path / "latent.ckpt", tmp_path / "back.pt")
     convert(tmp_path / "ours.ckpt", tmp_path / "back.pt")
     before, after = (torch.load(tmp_path / name, weights_only=True) for name in ("a.pt", "back.pt"))
     assert before["hparams"] == after["hparams"]

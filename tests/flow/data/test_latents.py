@@ -6,7 +6,17 @@ from torch import nn
 
 from tests.flow.conditions import autoencoder, digits, net, prepared, quiet_task, text
 from zoo.blocks.autoencoder import sample_posterior
-from zoo.flow import ConditionalOT, DiT, ImageData, Inpainting, LatentData, OptimalTransport, Sampler, Solver
+from zoo.flow import (
+    ConditionalOT,
+    DiT,
+    ImageData,
+    Inpainting,
+    LatentData,
+    OptimalTransport,
+    PooledTransport,
+    Sampler,
+    Solver,
+)
 from zoo.flow.data.items import Items
 from zoo.flow.data.latents import write_shards
 from zoo.flow.nets.latent_space import ImageAutoencoder, LatentSpace
@@ -71,8 +81,9 @@ def test_a_killed_encoding_goes_on_and_others_have_their_own(tmp_path):
         atol=1e-3,
         rtol=1e-3,
     )
-    data(tmp_path, LatentSpace(autoencoder(seed=1)))
-    assert len(sorted(tmp_path.glob("latents-train-*.json"))) == 2
+    for other in (autoencoder(seed=1), autoencoder(norm_num_groups=1)):
+        data(tmp_path, LatentSpace(other))
+    assert len(sorted(tmp_path.glob("latents-train-*.json"))) == 3
 
 
 def test_noise_is_paired_with_latents_on_the_scale_of_the_flow():
@@ -88,6 +99,18 @@ def test_noise_is_paired_with_latents_on_the_scale_of_the_flow():
     x0, x1 = torch.randn(2, 8, 2, 4, 4).unbind()
     batch = {"x1": latents.denormalise(x1), "x0": x0, "label": torch.zeros(8), "seeds": list(range(8))}
     assert torch.equal(task.prepare_training_batch(batch)["x0"], x0[match_pairs(x0, x1)])
+
+
+def test_pools_are_paired_on_the_scale_of_the_flow(tmp_path):
+    latents = space()
+    latents.fit(torch.tensor([3.0, -1.0]), torch.tensor([0.01, 10.0]))
+    made = data(tmp_path, latents, pooled=PooledTransport(90))
+    made.train_dataloader()
+    batch = made.train_set.__getitems__([(0, item) for item in range(90)])
+    for label in batch["label"].unique():
+        rows = batch["label"] == label
+        order = match_pairs(batch["x0"][rows], latents.normalise(batch["x1"][rows]))
+        assert torch.equal(order, torch.arange(int(rows.sum())))
 
 
 def test_conditions_reach_latents(tmp_path):

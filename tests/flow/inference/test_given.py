@@ -3,6 +3,7 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,17 @@ import torch
 from PIL import Image
 
 from tests.flow.conditions import digits, net, prepared, quiet_task, text
-from zoo.flow import FlowTask, Guidance, Inpainting, NestedGuidance, Sampler, Solver, SuperResolution, UniformTimes
+from zoo.flow import (
+    FlowTask,
+    Guidance,
+    Inpainting,
+    NestedGuidance,
+    OptimalTransport,
+    Sampler,
+    Solver,
+    SuperResolution,
+    UniformTimes,
+)
 from zoo.flow.inference.generate import generate
 from zoo.flow.inference.pairs import make_pairs
 from zoo.flow.inference.request_files import read_conditions
@@ -183,6 +194,10 @@ def test_parts_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             task(**arguments)
+    coupled = task(coupling=OptimalTransport())
+    coupled._trainer = SimpleNamespace(datamodule=None)
+    with pytest.raises(ValueError, match="noise of its kind"):
+        coupled.setup("fit")
     with pytest.raises(ValueError, match="the net takes none"):
         FlowTask(net(), ConditionalOT(0.0), UniformTimes(), torch.optim.Adam, label_drop=0.0, text=text(),
                  image_condition=Inpainting())  # fmt: skip

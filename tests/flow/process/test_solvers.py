@@ -77,6 +77,13 @@ def test_dopri5_sample_does_not_depend_on_easier_neighbours():
     assert torch.equal(a.x, b.x[:1]) and a.nfe == b.nfe
 
 
+@pytest.mark.parametrize(("start", "end"), [(0.0, 1.0), (1.0, 0.0), (0.2, 0.7)])
+def test_dopri5_does_not_leave_the_interval(start, end):
+    times = []
+    Solver("dopri5", rtol=1e-2, atol=1e-2).solve(lambda t, x: times.append(t) or x, torch.ones(1, 1), start, end)
+    assert (min(times), max(times)) == pytest.approx((min(start, end), max(start, end)), abs=1e-6)
+
+
 def test_dopri5_states_why_it_gives_up():
     with pytest.raises(ValueError, match="dopri5 cannot keep"):
         Solver("dopri5").solve(lambda t, x: x * float("nan"), torch.ones(1, 1))

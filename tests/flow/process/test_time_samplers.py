@@ -32,6 +32,13 @@ def test_grid_has_exactly_its_points():
     assert draw(ts.GridTimes()).max().item() == pytest.approx(0.999)
 
 
+def test_validation_looks_at_times_that_are_trained():
+    assert ts.GridTimes(1).evaluation_times().tolist() == [0.0]
+    assert ts.ShiftedTimes(ts.GridTimes(2), 3.0).evaluation_times().tolist() == [0.0, 0.25]
+    for sampler in ALL:
+        torch.testing.assert_close(sampler.evaluation_times(), torch.arange(10, dtype=torch.float64) / 10 + 0.05)
+
+
 def test_shift_is_that_of_the_noise_level_and_composes():
     t = torch.linspace(0, 1, 11, dtype=torch.float64)
     level = 1 - t

@@ -183,6 +183,7 @@ def test_wrong_options_are_refused(corpus: Path) -> None:
         (r"degradation\.noise", lambda: SpeechData(degradation=DegradationOptions(noise="nowhere"))),
         ("24010", lambda: VocoderSegments(sample_rate=24010)),
         ("val_degraded", lambda: SpeechData(folder, degraded=folder, val_root=folder)),
+        ("side by side", lambda: SpeechData(str(corpus), val_root=folder)),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=match):
             make()

@@ -74,6 +74,15 @@ def test_result_does_not_depend_on_workers_or_on_what_was_there(corpus, tmp_path
     assert degrade(corpus, tmp_path / "b", val_items=0)["skipped"] == 10
 
 
+def test_a_recording_that_changed_is_degraded_anew(corpus, tmp_path):
+    out = tmp_path / "out"
+    degrade(corpus, out)
+    files.write(corpus / "bob/c.wav", np.full(5000, 0.1, np.float32), RATE)
+    assert degrade(corpus, out) == {"done": 10, "failed": 0, "skipped": 8, "bad_files": 0}
+    (path,) = out.glob("*/degraded/bob/c_0.wav")
+    assert files.info(path).samples == 5000
+
+
 def test_seeds_follow_from_seed_utterance_and_copy(corpus):
     utterances = list_utterances(corpus)
     jobs = assign_copies(utterances, 2, 1, 2)

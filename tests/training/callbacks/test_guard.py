@@ -126,6 +126,15 @@ def test_accumulated_batches_are_skipped_together_and_a_limit_holds_at_once():
     assert not equal_states(states[1], states[3]) and equal_states(states[3], states[5])
 
 
+def test_a_window_that_the_epoch_cuts_short_has_the_loss_of_a_whole_one():
+    losses = []
+    for accumulate in (4, 8):
+        guard = LossGuard()
+        fit(Task(), guard, batches(4), accumulate_grad_batches=accumulate)
+        losses += guard.state_dict()["losses"][0]
+    assert len(losses) == 2 and losses[0] == pytest.approx(losses[1])
+
+
 def test_patience_ends_the_run_and_names_batch_terms_and_items():
     made = batches(8, x3={"scale": NAN}, x5={"scale": NAN}, x6={"scale": NAN})
     with pytest.raises(DivergedError, match=r"batch 6 of epoch 0: .*train/loss = nan.*a, b"):

@@ -20,7 +20,7 @@ from filelock import FileLock
 from rich.progress import track
 
 from zoo.audio.corpora.corpus import relative_name
-from zoo.audio.io.files import AudioFileError, read_mono
+from zoo.audio.io.files import AudioFileError, check_band, read_mono
 from zoo.common.atomic_files import replace_folder
 from zoo.common.checks import check_unreadable_share
 from zoo.common.journal import Journal
@@ -106,6 +106,7 @@ def build_cache(
     sample_rate: int,
     max_bad_share: float = 0.1,
     root: str | os.PathLike[str] | None = None,
+    full_band: bool = False,
 ) -> CorpusCache:
     """Decode, mix down and resample audio files, in their order, into one cache; a killed build is resumed.
 
@@ -116,6 +117,7 @@ def build_cache(
         folder: appears only when the cache is complete.
         max_bad_share: share of unreadable files in [0, 1] above which the build is given up.
         root: folder that the names are relative to; None takes the deepest one that holds all files.
+        full_band: count files of a lower rate as unreadable, see `zoo.audio.io.files.check_band`.
 
     Raises:
         ValueError: there are no files, too many unreadable ones, or the folder holds something else.
@@ -125,7 +127,7 @@ def build_cache(
     if not paths:
         raise ValueError(f"{folder}: expected at least one audio file to build the corpus cache from, got none")
     names = relative_names(paths, root)
-    key = _key(paths, names, sample_rate)
+    key = _key(paths, names, sample_rate, full_band)
     if folder.exists() and not (folder / "meta.json").is_file() and any(folder.iterdir()):
         raise ValueError(f"{folder}: exists and is not a corpus cache; give an empty or a new folder")
     partial = folder.with_name(f".{folder.name}.partial")
@@ -138,7 +140,7 @@ def build_cache(
             return cache
         partial.mkdir(exist_ok=True)
         try:
-            rows = _decode_files(paths, partial, key, sample_rate, max_bad_share)
+            rows = _decode_files(paths, partial, key, sample_rate, max_bad_share, full_band)
             _write_index(names, rows, partial, {"key": key, "sample_rate": sample_rate})
         except (OSError, ValueError) as error:
             shutil.rmtree(partial, ignore_errors=True)
@@ -156,8 +158,8 @@ def relative_names(files: Sequence[str | os.PathLike[str]], root: str | os.PathL
     return [relative_name(path, base) for path in paths]
 
 
-def _key(paths: Iterable[Path], names: Iterable[str], sample_rate: int) -> str:
-    digest = hashlib.sha256(f"{VERSION} {sample_rate} mono\n".encode())
+def _key(paths: Iterable[Path], names: Iterable[str], sample_rate: int, full_band: bool) -> str:
+    digest = hashlib.sha256(f"{VERSION} {sample_rate} mono{' full band' if full_band else ''}\n".encode())
     for path, name in zip(paths, names, strict=True):
         stat = path.stat()
         digest.update(f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
@@ -184,6 +186,7 @@ def _decode_files(
     key: str,
     sample_rate: int,
     max_bad_share: float,
+    full_band: bool,
 ) -> list[Row]:
     """Append the samples of the files that the journal of a killed build lacks; a row follows its samples."""
     audio, journal = partial / "audio.i16", Journal(partial / JOURNAL_NAME)
@@ -200,6 +203,8 @@ def _decode_files(
         handle.seek(0, os.SEEK_END)
         for path in track(paths[len(rows) :], description="corpus cache"):
             try:
+                if full_band:
+                    check_band(path, sample_rate)
                 content, peak, exponent = to_int16(read_mono(path, sample_rate))
                 handle.write(content.tobytes())
                 handle.flush()

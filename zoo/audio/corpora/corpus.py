@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -105,6 +106,12 @@ def cache_dir(
     root = Path(root).resolve()
     digest = hashlib.blake2b(f"{root}/{lists}".encode(), digest_size=4).hexdigest()
     return Path(cache) / f"{root.name}-{sample_rate}-{digest}"
+
+
+def check_apart(root: Path, val_root: Path | None, option: str) -> None:
+    """Refuse a folder of validation that lies within the one of training, whose files would be trained on, too."""
+    if val_root is not None and val_root.resolve().is_relative_to(root.resolve()):
+        raise ValueError(f"{option} {val_root} lies in root {root}, which would train on it: name folders side by side")
 
 
 def corpus_files(
@@ -245,6 +252,23 @@ def split_last_items(count: int, items: int) -> tuple[range, range]:
         held_out = max(1, count // 10)
         _LOG.info("data.split.items is %d for %d clips: the last %d are for validation", items, count, held_out)
     return range(count - held_out), range(count - held_out, count)
+
+
+def split_last_recordings(corpus: Corpus, items: int) -> tuple[range, range]:
+    """Number the clips as `split_last_items` does; copies of a recording, `x_0.wav`, `x_1.wav`, ..., stay together.
+
+    Copies are equally long; the first held-out clip moves forward to where they begin.
+    """
+
+    def recording(number: int) -> tuple[str, int]:
+        return re.sub(r"_\d+$", "", without_suffix(corpus.names[number])), int(corpus.lengths[number])
+
+    held_out = len(split_last_items(len(corpus.lengths), items)[0])
+    while held_out > 0 and recording(held_out - 1) == recording(held_out):
+        held_out -= 1
+    if held_out == 0:
+        raise ValueError("data.split.items: all clips are copies of one recording, so that nothing is left to train on")
+    return range(held_out), range(held_out, len(corpus.lengths))
 
 
 def drop_short_clips(

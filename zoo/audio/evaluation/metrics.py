@@ -84,6 +84,9 @@ def si_sdr(prediction: Tensor, target: Tensor) -> Tensor:
     signal = prediction.float() - prediction.float().mean(-1, keepdim=True)
     reference = target.float() - target.float().mean(-1, keepdim=True)
     tiny = torch.finfo(torch.float32).eps
+    level = reference.square().mean(-1, keepdim=True).sqrt()
+    level = torch.where(level > 0, level, 1.0)  # so that the result of quiet signals is that of loud ones
+    signal, reference = signal / level, reference / level
     scale = (signal * reference).sum(-1, keepdim=True) / (reference.square().sum(-1, keepdim=True) + tiny)
     projected = scale * reference
     noise = (signal - projected).square().sum(-1)

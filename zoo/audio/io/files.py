@@ -32,6 +32,8 @@ _FORMATS = {
     ".opus": ("OGG", "OPUS"),
     ".mp3": ("MP3", "MPEG_LAYER_III"),
 }
+RESULT_SUBTYPE = "PCM_24"  # of what nets make: quiet recordings stay precise
+FULL_BAND_SHARE = 0.9  # of the rate that is asked for
 _INTEGER_BITS = {"PCM_S8": 8, "PCM_U8": 8, "PCM_16": 16, "PCM_24": 24, "PCM_32": 32}
 
 AUDIO_SUFFIXES: tuple[str, ...] = tuple(_FORMATS)
@@ -42,6 +44,7 @@ _UNSUPPORTED_SUFFIXES = (
 BLOCK_SAMPLES = 1 << 18
 _STREAMED_BYTES = 0x7FFF0000  # a wav header with a larger size was written into a pipe
 _UNKNOWN_SAMPLES = 1 << 62
+_START_BYTES = 28  # that hold the length of a container
 _OGG_PAGE_BYTES, _OGG_END = 65307, 4  # longest page; flag of the last one
 
 
@@ -88,6 +91,13 @@ def read_mono(path: str | os.PathLike[str], sample_rate: int | None = None) -> n
     if not len(resampled):
         raise AudioFileError(f"{path}: too short for one sample at {sample_rate} Hz")
     return resampled
+
+
+def check_band(path: str | os.PathLike[str], sample_rate: int) -> None:
+    """Refuse a file (AudioFileError) whose rate is so low that its upper band is empty; 44.1 kHz pass at 48 kHz."""
+    rate = info(path).sample_rate
+    if rate < FULL_BAND_SHARE * sample_rate:
+        raise AudioFileError(f"{path}: sampled at {rate} Hz, so it has no upper band at {sample_rate} Hz")
 
 
 def read_blocks(path: str | os.PathLike[str], block_samples: int) -> Iterator[np.ndarray]:
@@ -278,22 +288,20 @@ def _open(path: Path) -> _NonSeekingFile:
 
 
 def find_truncation(path: Path) -> str | None:
-    """Say that a wav or ogg file ends too early, which libsndfile does not notice; None in other files.
+    """Say that a wav, aiff or ogg file ends too early, which libsndfile does not notice; None in other files.
 
-    Sources: RIFF chunks (EBU Tech 3306); Ogg pages (RFC 3533, section 6).
+    Sources: RIFF and RF64 chunks (EBU Tech 3306); Ogg pages (RFC 3533, section 6).
     """
     size = path.stat().st_size
     with path.open("rb") as file:
-        magic = file.read(12)
+        start = file.read(_START_BYTES)
         file.seek(max(0, size - _OGG_PAGE_BYTES))
         end = file.read()
-    if not magic:
+    if not start:
         return "is empty"
-    if magic[:4] == b"RIFF" and magic[8:] == b"WAVE":
-        expected = int.from_bytes(magic[4:8], "little") + 8
-        if size + 1 < expected < _STREAMED_BYTES:  # some writers count a padding byte that they leave out
-            return f"cut, the WAV header promises {expected - size} more bytes"
-    if magic[:4] == b"OggS":
+    if size + 1 < (expected := _promised_bytes(start)):  # some writers count a padding byte that they leave out
+        return f"cut, its header promises {expected - size} more bytes"
+    if start[:4] == b"OggS":
         page = end[end.rfind(b"OggS") :]
         segments = page[27 : 27 + page[26]] if len(page) > 26 else b""
         if not segments or len(page) < 27 + page[26] + sum(segments):
@@ -301,6 +309,19 @@ def find_truncation(path: Path) -> str | None:
         if not page[5] & _OGG_END:
             return "cut, the Ogg stream has no end mark"
     return None
+
+
+def _promised_bytes(start: bytes) -> int:
+    """How long a file is by the header of its container, 0 where that does not say."""
+    magic = start[:4]
+    if magic == b"RIFF" and start[8:12] == b"WAVE":
+        promised = int.from_bytes(start[4:8], "little") + 8
+        return promised if promised < _STREAMED_BYTES else 0
+    if magic in (b"RF64", b"BW64"):
+        return int.from_bytes(start[20:28], "little") + 8  # in the chunk ds64
+    if magic == b"riff":  # Sony's W64
+        return int.from_bytes(start[16:24], "little")
+    return int.from_bytes(start[4:8], "big") + 8 if magic == b"FORM" else 0  # AIFF
 
 
 def _reason(error: Exception) -> str:

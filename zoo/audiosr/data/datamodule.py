@@ -150,7 +150,8 @@ class SuperResolutionData(ZooDataModule):
         """Write the corpus caches, once per machine."""
         for part in self._parts():
             for paths, folder, root in self._corpora(part):
-                build_cache(paths, folder, self.sample_rate, max_bad_share=self.corpus.max_bad_share, root=root)
+                share, full_band = self.corpus.max_bad_share, paths is part.high
+                build_cache(paths, folder, self.sample_rate, share, root, full_band)
 
     def setup(self, stage: str) -> None:
         """Open the corpora and split them."""

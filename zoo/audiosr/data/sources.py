@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from zoo.audio.corpora.cache import relative_names
-from zoo.audio.corpora.corpus import MAX_EXAMPLES, PEAK, Corpus, corpus_files, without_suffix
+from zoo.audio.corpora.corpus import MAX_EXAMPLES, PEAK, Corpus, check_apart, corpus_files, without_suffix
 from zoo.audio.io import files
 
 log = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ def find_parts(root: Path, paired: bool, valid_root: Path | None, lists: Lists) 
     layout_root = root / "valid"
     if val_root is None and train_root != root and (layout_root / HIGH).is_dir():
         val_root = layout_root if files.find_audio_files(layout_root / HIGH) else None
+    check_apart(train_root, val_root, "data.split.root")
     high = corpus_files(_high_folder(train_root), (lists[0], None), without=lists[1])
     train = _part(train_root, paired, high, lists)
     if lists[1] is not None:

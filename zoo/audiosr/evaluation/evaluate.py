@@ -118,6 +118,7 @@ def read_excerpts(folder: Path, sample_rate: int, seconds: float, max_items: int
     excerpts, errors = {}, []
     for name, path in zip(relative_names(paths, folder), paths, strict=True):
         try:
+            files.check_band(path, sample_rate)
             audio = files.read_mono(path, sample_rate)
         except AudioFileError as error:
             log.warning("left out: %s", error)

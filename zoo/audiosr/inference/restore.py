@@ -171,7 +171,6 @@ MAX_STEPS = 200  # of one answer
 ANSWER_FACTS = (
     "cutoff_hz", "cutoff", "restored", "audio_seconds", "sample_rate", "chunks", "real_time_factor", "gain",
 )  # fmt: skip
-SUBTYPE = "PCM_24"  # quiet recordings keep their band through it
 
 
 class Restorer(AudioInference):
@@ -291,7 +290,7 @@ class Restorer(AudioInference):
         picture = None
         with tempfile.TemporaryFile(dir=target.parent) as first, tempfile.TemporaryFile(dir=target.parent) as second:
             run.generate(first, second)
-            with files.AudioWriter(target, self.sample_rate, header.channels, SUBTYPE) as writer:
+            with files.AudioWriter(target, self.sample_rate, header.channels, files.RESULT_SUBTYPE) as writer:
                 for piece in run.result(second):
                     writer.write(piece)
                 if run.keep_input:

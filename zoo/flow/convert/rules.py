@@ -169,6 +169,8 @@ class FlowConverter(Converter[FlowFile]):
         path = parts["path"]
         if not path["class_path"].endswith(".ConditionalOT") or parts.get("prediction", "velocity") != "velocity":
             raise ValueError(f"{source}: the original knows velocities on the path ConditionalOT only, not {path}")
+        if parts.get("latents"):
+            raise ValueError(f"{source}: the original has no latents, and this flow runs in those of an autoencoder")
         recorded = {
             key: value for key, value in (checkpoint.specs.get("original_config") or {}).items() if key in SETTINGS
         }

@@ -143,6 +143,10 @@ class Items(Dataset[dict[str, Any]]):
             x1[mirrored] = x1[mirrored].flip(-1)
         return x1, seeds
 
+    def _scaled(self, x1: Tensor) -> Tensor:
+        """Values (n, ...) on the scale that the flow learns on."""
+        return x1
+
     def _pairing(self, epoch: int) -> list[int]:
         """Whose noise each item of an epoch gets; every process computes it once, and the same."""
         if self._paired[0] != epoch:
@@ -153,7 +157,7 @@ class Items(Dataset[dict[str, Any]]):
                 return noise([item_seed(self.seed, epoch, item) for item in items], shape)
 
             def read_data(items: Sequence[int]) -> Tensor:
-                return self._data([(epoch, item) for item in items])[0]
+                return self._scaled(self._data([(epoch, item) for item in items])[0])
 
             seed = item_seed(self.seed, epoch, POOLS)
             self._paired = (epoch, self.pooled.pairing(read_noise, read_data, self.labels, seed).tolist())

@@ -99,6 +99,7 @@ class LatentItems(Items):
         self.flips = images.flips
         self.conditions = images.conditions
         self.pooled = pooled
+        self.scale = torch.ones(1, 1, 1)
         self._paired = (None, [])
 
     def data(self, items: Sequence[int]) -> Tensor:
@@ -117,6 +118,9 @@ class LatentItems(Items):
             return moments.chunk(2, dim=1)[0], seeds
         shape = (moments.shape[1] // 2, *moments.shape[2:])
         return sample_posterior(moments, noise([item_seed(seed, 0, POSTERIOR) for seed in seeds], shape)), seeds
+
+    def _scaled(self, x1: Tensor) -> Tensor:
+        return x1 * self.scale
 
     def _rows(self, items: Sequence[int]) -> list[int]:
         return [self.images.indices[item] for item in items]
@@ -185,7 +189,8 @@ class LatentData(FlowData):
         shards = []
         for part, dataset in (("train", self.images.train_set), ("val", self.images.val_set)):
             items: Any = dataset
-            settings = {"autoencoder": digest, "images": _key(items), "flips": items.flips}
+            settings: dict[str, Any] = {"autoencoder": digest, "config": latents.autoencoder.config}
+            settings |= {"images": _key(items), "flips": items.flips}
             settings |= {"count": len(items), "shard_size": self.shard_size, "sample_shape": list(self.sample_shape)}
             text = json.dumps(settings, indent=1, sort_keys=True)
             stem = self.cache / f"latents-{part}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
@@ -201,6 +206,13 @@ class LatentData(FlowData):
         self.train_set = LatentItems(*train, self.pooled, True, self.seed)
         self.val_set = LatentItems(*val, None, False, self.seed)
         self.file_facts = (*self.images.file_facts, digest)
+
+    def train_dataloader(self) -> Any:
+        """The training set's batches; `pooled` pairs latents of the flow's scale, which is known from here on."""
+        train_set: Any = self.train_set
+        task: Any = self.trainer.lightning_module  # type: ignore[union-attr]
+        train_set.scale = task.latents.scale[:, None, None].cpu()
+        return super().train_dataloader()
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation (C,) of the training set's latents, in float64 over all shards."""

@@ -12,8 +12,8 @@ from zoo.flow.nets.velocity import VectorField
 from zoo.flow.process.paths import AffinePath
 from zoo.flow.process.solvers import Projection, Solution, Solver
 
-# Epochs of the keys of the noise (see `item_seed`): of their own, so that no sample begins with noise that a training
-# on data or on pairs has seen, whatever the seeds.
+# Epochs of the keys of the noise (see `item_seed`): of their own, so that samples do not begin with noise that a
+# training on data or on pairs has seen. torch's generator takes 32 bits of a seed, so that one in 2^32 pairs is equal.
 PAIRS, SAMPLES = -3, -4
 
 

@@ -146,15 +146,16 @@ class Solver:
     def _dopri5(self, velocity: VectorField, x: Tensor, first: float, last: float) -> Tensor:
         from torchdiffeq import odeint
 
+        times = torch.tensor([first, last], dtype=torch.float64, device=x.device)
         try:
             states = odeint(
                 lambda t, x: velocity(float(t), x),
                 x,
-                torch.tensor([first, last], dtype=torch.float64, device=x.device),
+                times,
                 rtol=self.rtol,
                 atol=self.atol,
                 method="dopri5",
-                options={"norm": largest_rms, "max_num_steps": MAX_STEPS},
+                options={"norm": largest_rms, "max_num_steps": MAX_STEPS, "step_t": times[1:]},
             )
         except AssertionError as error:  # a step that is too small, or too many of them
             raise ValueError(

@@ -14,7 +14,7 @@ from zoo.common.tensors import sample_uniforms
 
 # Largest float32 below 1: at t = 1 a path may have no finite velocity.
 BELOW_ONE = 1 - 2**-24
-EVALUATION_TIMES = 10  # at which validation looks at each item
+EVALUATION_TIMES = 10  # at most, at which validation looks at each item
 
 
 class TimeSampler(ABC):
@@ -23,6 +23,12 @@ class TimeSampler(ABC):
     @abstractmethod
     def quantile(self, u: Tensor) -> Tensor:
         """Turn numbers that are evenly spread over (0, 1), of any shape, into times between 0 and 1."""
+
+    def evaluation_times(self) -> Tensor:
+        """Times of validation (n,), float64: ten from 0.05 to 0.95, or those of training where these are fewer."""
+        even = (torch.arange(EVALUATION_TIMES, dtype=torch.float64) + 0.5) / EVALUATION_TIMES
+        trained = self.quantile(even).unique()
+        return trained if len(trained) < EVALUATION_TIMES else even
 
     def __call__(self, u: Tensor) -> Tensor:
         """Turn random numbers (B,), float64, as `sample_uniforms` draws them, into times (B,), float32, 0 <= t < 1."""
@@ -114,9 +120,3 @@ def sample_times(times: TimeSampler, drop: float, seeds: Sequence[int]) -> tuple
     """
     u = sample_uniforms(seeds, 2)
     return times(u[0]), (u[1] >= drop).long()
-
-
-def at_evaluation_times(*values: Tensor) -> tuple[Tensor, ...]:
-    """Each row of values (B, ...) at ten times from 0.05 to 0.95, and those times, of the kind of the first values."""
-    grid = (torch.arange(EVALUATION_TIMES, device=values[0].device, dtype=values[0].dtype) + 0.5) / EVALUATION_TIMES
-    return *(each.repeat_interleave(EVALUATION_TIMES, dim=0) for each in values), grid.repeat(len(values[0]))

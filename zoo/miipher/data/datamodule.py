@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +22,12 @@ from zoo.audio.corpora.corpus import (
     CorpusOptions,
     MemoryCorpus,
     cache_dir,
+    check_apart,
     corpus_files,
     drop_short_clips,
     match_companions,
     select,
-    split_last_items,
-    without_suffix,
+    split_last_recordings,
 )
 from zoo.audio.corpora.layouts import CorpusKind, list_utterances
 from zoo.audio.io.resample import resample_array
@@ -141,6 +140,8 @@ class SpeechData(ZooDataModule):
         self.val_degraded = None if is_embedded else find_data_folder("val_degraded", val_degraded, False)
         if (self.val_root is None or self.degraded is None) != (self.val_degraded is None):
             raise ValueError("data: expected val_degraded where both val_root and degraded are given, and only there")
+        if self.root is not None:
+            check_apart(self.root, self.val_root, "data.val_root")
         if self.root is not None and {"clean", "degraded"} <= {path.name for path in self.root.iterdir()}:
             raise ValueError(f"data.init_args.root: {root} holds pairs: root is its folder clean, degraded its other")
         self.max_samples = int(max_seconds * SAMPLE_RATE)
@@ -197,8 +198,7 @@ class SpeechData(ZooDataModule):
     def _split(self, corpus: Corpus) -> tuple[Indices, Indices]:
         """Number the clips for training and for validation."""
         if not self.split.speakers or self.root is None:
-            train, val = split_last_items(len(corpus.lengths), self.split.items)
-            return (train, val) if self.degraded is None else _keep_copies_together(corpus, len(train))
+            return split_last_recordings(corpus, self.split.items)
         assert isinstance(corpus, CorpusCache)
         utterances = list_utterances(self.root, self.kind, with_text=False)
         names = relative_names([utterance.path for utterance in utterances], self.root)
@@ -300,19 +300,6 @@ class VocoderSegments(SpeechData):
         self.file_facts = (select(speech.lengths, train.indices),)
         speech, audio = val.corpora
         self.val_set = Pairs(Clips(speech, val.indices, val.degradation, self.val_samples, self.seed), audio, self.hops)
-
-
-def _keep_copies_together(corpus: Corpus, held_out: int) -> tuple[range, range]:
-    """Move the first held-out clip forward to where the copies of a recording begin, `x_0.wav`, `x_1.wav`, ..."""
-
-    def recording(number: int) -> tuple[str, int]:
-        return re.sub(r"_\d+$", "", without_suffix(corpus.names[number])), int(corpus.lengths[number])
-
-    while held_out > 0 and recording(held_out - 1) == recording(held_out):
-        held_out -= 1
-    if held_out == 0:
-        raise ValueError("data.split.items: all clips are copies of one recording; give a val_root")
-    return range(held_out), range(held_out, len(corpus.lengths))
 
 
 def _join(values: Sequence[Any]) -> Any:

@@ -71,6 +71,7 @@ class DegradationWorker:
         facts: Row = {"split": job.split, "source": source, "sample_rate": self.sample_rate}
         facts |= {"speaker": utterance.speaker, "language": utterance.language, "text": utterance.text}
         try:
+            facts |= _state(utterance.path)
             clean = files.read_mono(utterance.path, self.sample_rate)
             clean = clean / max(1.0, float(np.abs(clean).max()))
             copies = [
@@ -135,7 +136,7 @@ def write_copies(worker: DegradationWorker, jobs: Sequence[DegradationJob], sett
     rows = manifest.open()
     remaining = []
     for job in sorted(jobs, key=lambda job: SPLITS.index(job.split)):
-        missing = [(key, seed) for key, seed in job.copies if not _is_written(worker.output / job.split, key, rows)]
+        missing = [(key, seed) for key, seed in job.copies if not _is_written(worker.output, job, key, rows)]
         remaining += [replace(job, copies=tuple(missing))] if missing else []
     results = map_in_processes(worker.work, remaining, processes)
     for new_rows in track(results, "degraded copies", len(remaining), disable=not remaining):
@@ -150,9 +151,16 @@ def write_copies(worker: DegradationWorker, jobs: Sequence[DegradationJob], sett
     return {**counts, "bad_files": len({row["source"] for row in failed})}
 
 
-def _is_written(folder: Path, key: str, rows: Mapping[str, Row]) -> bool:
-    is_done = rows.get(key, {}).get("status") == "done"
+def _is_written(output: Path, job: DegradationJob, key: str, rows: Mapping[str, Row]) -> bool:
+    """Whether a copy of the recording as it is now was written; rows of older versions do not say of which."""
+    row, folder, state = rows.get(key, {}), output / job.split, _state(job.utterance.path)
+    is_done = row.get("status") == "done" and all(row.get(name, value) == value for name, value in state.items())
     return is_done and all((folder / part / f"{key}.wav").is_file() for part in ("clean", "degraded"))
+
+
+def _state(path: Path) -> Row:
+    stat = path.stat()
+    return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
 
 
 def _digest(content: Any) -> str:

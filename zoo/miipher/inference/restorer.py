@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from zoo.audio.analysis.loudness import LoudnessMeter
+from zoo.audio.corpora.corpus import PEAK
 from zoo.audio.inference import BLOCK_SECONDS, MAX_RECORDING_SECONDS, answer_file, as_audio
 from zoo.audio.io import files
 from zoo.audio.io.chunking import (
@@ -44,8 +45,8 @@ class Restorer(ChunkedEncoder):
 
     Audio is resampled to the encoder's rate, restored in chunks that are cross-faded, and resampled from the vocoder's
     rate to that of the output. n samples give round(n * output rate / input rate), at least one. With nets that see no
-    further than 3/8 of the overlap the result is that of the full file. One gain per channel holds for the full file: a
-    gain for each chunk would raise its noise, since encoders level their input.
+    further than 3/8 of the overlap the result is that of the full file. The encoder gets each channel with its peak at
+    0.95, as in training. One gain per channel of the result holds for the full file.
 
     Args:
         encoder: waveforms (B, T) at 16 kHz to features (B, ceil(T / hop), C); its backbone must pad.
@@ -87,6 +88,7 @@ class Restorer(ChunkedEncoder):
         audio = as_audio(audio, sample_rate)
         channels = np.atleast_2d(audio)
         run = RestorationRun(self, sample_rate, len(channels), channels.shape[1])
+        run.find_levels([channels])
         result = np.concatenate(list(run.pieces([channels])), axis=1)
         result = _scale(result, run.gains())
         return result if audio.ndim == 2 else result[0]
@@ -100,11 +102,12 @@ class Restorer(ChunkedEncoder):
         started = time.perf_counter()
         header = files.info(source)
         run = RestorationRun(self, header.sample_rate, header.channels, header.samples)
+        run.find_levels(files.read_blocks(source, BLOCK_SECONDS * header.sample_rate))
         with tempfile.TemporaryFile(dir=target.parent) as spool:  # the gain is known when all has been restored
             for piece in run.pieces(files.read_blocks(source, BLOCK_SECONDS * header.sample_rate)):
                 store_piece(spool, piece)
             gains = run.gains()
-            with files.AudioWriter(target, self.output_sample_rate, run.channels) as writer:
+            with files.AudioWriter(target, self.output_sample_rate, run.channels, files.RESULT_SUBTYPE) as writer:
                 for piece in stored_pieces(spool, run.channels, BLOCK_SECONDS * self.output_sample_rate):
                     writer.write(_scale(piece, gains))
         seconds = run.samples_out / self.output_sample_rate
@@ -174,16 +177,25 @@ class RestorationRun:
         self.samples_out = max(round(samples * restorer.output_sample_rate / sample_rate), 1)
         self.chunks = len(restorer.chunker.spans(self.samples_in))
         self.peaks = np.zeros(self.channels)
+        self._levels = np.ones(self.channels)
         self._input = LoudnessMeter(restorer.encoder.sample_rate, self.channels)
         self._result = LoudnessMeter(restorer.sample_rate, self.channels)
 
+    def find_levels(self, blocks: Iterable[np.ndarray]) -> None:
+        """Find the factors that bring the peak of each channel of the input to that of the training."""
+        peaks = np.max([np.abs(block).max(axis=1) for block in self._channels(blocks)], axis=0)
+        self._levels = np.where(peaks > 0, PEAK / np.maximum(peaks, np.finfo(np.float32).tiny), 1.0)
+
+    def _channels(self, blocks: Iterable[np.ndarray]) -> Iterable[np.ndarray]:
+        return mix_to_mono(blocks) if self.restorer.restore.stereo == "mix" else blocks
+
     def pieces(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """Restore blocks (C, n) of the input as pieces (C, m) of the result, before the gain."""
+        """Restore blocks (C, n) of the input as pieces (C, m) of the result, before the gain; after `find_levels`."""
         restorer = self.restorer
-        if restorer.restore.stereo == "mix":
-            blocks = mix_to_mono(blocks)
-        stream = match_length(resample_blocks(blocks, self.source_rate, restorer.encoder.sample_rate), self.samples_in)
-        stream = restorer.chunker.process(self._input.measure_stream(stream), self.samples_in, restorer.compute)
+        stream = resample_blocks(self._channels(blocks), self.source_rate, restorer.encoder.sample_rate)
+        stream = self._input.measure_stream(match_length(stream, self.samples_in))
+        stream = (piece * self._levels.astype(np.float32)[:, None] for piece in stream)
+        stream = restorer.chunker.process(stream, self.samples_in, restorer.compute)
         stream = resample_blocks(self._result.measure_stream(stream), restorer.sample_rate, restorer.output_sample_rate)
         for piece in match_length(stream, self.samples_out):
             self.peaks = np.maximum(self.peaks, np.abs(piece).max(axis=1))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from zoo.common.checks import check_above, check_at_least, check_between, check_one_of
+from zoo.training.optimizers import short_window_factor
 from zoo.training.strategies.sharding import gradient_norm
 
 log = logging.getLogger(__name__)
@@ -201,7 +202,8 @@ class LossGuard(LrMultiplier):
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
         """Note the loss, unscaled, for the optimizer step that it belongs to."""
-        self._pending.append(unscaled(trainer, loss))
+        factor = short_window_factor(trainer) if pl_module.automatic_optimization else 1.0
+        self._pending.append(unscaled(trainer, loss) * factor)
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         """Check the step; drop its gradients when it, or an earlier step on this batch, is bad."""
