@@ -80,6 +80,10 @@ def test_schedules_of_compressed_ad_are_the_originals():
         (lambda o: StageCosine(o, [0], 10, 10), "from step 0 to 10"),
         (lambda o: LrScaling(4, "cubic"), "rule"),
         (lambda o: LrScaling(4).scale(o, SimpleNamespace(datamodule=None)), "batch_size"),
+        (
+            lambda o: LrScaling(4).scale(o, SimpleNamespace(datamodule=SimpleNamespace(batch_size=4, token_budget=9))),
+            "token_budget",
+        ),
     ],
 )
 def test_out_of_range_arguments_are_named(build, key):

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import NamedTuple
 
 # a minus after a word or a bracket subtracts; a comma counts only between thousands
-_NUMBER = r"(?:(?<![\w)])-)?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?"
+_NUMBER = r"(?:(?<![\w)])[-\u2212])?\$?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\d)\.\d+)"
 _MARKED = re.compile(rf"####\s*({_NUMBER})")
 _ANY = re.compile(_NUMBER)
 
@@ -40,7 +40,7 @@ def flexible_answer(text: str) -> Decimal | None:
 
 
 def _number(text: str) -> Decimal:
-    return Decimal(text.replace(",", "").replace("$", ""))
+    return Decimal(text.replace(",", "").replace("$", "").replace("\u2212", "-"))
 
 
 def same_answer(answer: Decimal | None, gold: Decimal | None) -> bool:

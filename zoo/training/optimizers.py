@@ -89,6 +89,8 @@ class LrScaling:
         data: Any = getattr(trainer, "datamodule", None)
         if getattr(data, "batch_size", None) is None:
             raise ValueError("lr_scaling needs data with a batch_size: set model.init_args.lr_scaling to null")
+        if getattr(data, "token_budget", None) is not None:
+            raise ValueError("lr_scaling counts items of a batch, which data.token_budget leaves open: set one to null")
         effective = data.batch_size * trainer.world_size * accumulated_batches(trainer)
         for group in optimizer.param_groups:
             group["lr"] *= self.factor(effective)

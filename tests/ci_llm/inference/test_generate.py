@@ -77,6 +77,8 @@ def test_a_text_depends_on_its_seed_and_not_on_the_batch(llama, rule):
     assert torch.equal(full[..., 1, 5:], single[..., 0, 4:])
     assert torch.equal(full[..., :2, :], again[..., :2, :])
     assert not torch.equal(full[..., 2, :], again[..., 2, :])
+    shorter = generate(llama, IDS, MASK, rule, NEW - 2, sampling=sampling, seeds=[4, 5, 6])
+    assert torch.equal(full[..., :-2], shorter)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ def test_a_text_depends_on_its_seed_and_not_on_the_batch(llama, rule):
         (IDS[:, :0], MASK[:, :0], {}, "padded on the right"),
         (IDS, MASK, {"max_new_tokens": 28}, "5 tokens and 28 new ones do not fit"),
         (IDS, MASK[:, 1:], {}, "one shape"),
-        (IDS, MASK, {"seeds": [1, 2]}, "2 seeds for 3 prompts"),
+        (IDS, MASK, {"seeds": [6, 7]}, "2 seeds for 3 prompts"),
         (IDS, MASK, {"max_new_tokens": 0}, "max_new_tokens"),
     ],
 )
@@ -100,7 +102,7 @@ def test_texts_end_at_stop_strings_across_tokens_and_at_any_eos():
     byte_crowd = crowd(vocabulary=259)
     prompts = [tokenizer.encode("abc"), tokenizer.encode("a")]
     ids, mask = pad_left(prompts, 0)
-    sampled = {"sampling": Sampling(1.0), "seeds": [4, 5]}
+    sampled = {"sampling": Sampling(1.0), "seeds": [6, 7]}
     plain = generate(byte_crowd, ids, mask, Mean(), 12, **sampled)[:, 3:]
     texts = [tokenizer.decode(row) for row in plain.tolist()]
     stop = tokenizer.decode(plain[0, 3:5].tolist())

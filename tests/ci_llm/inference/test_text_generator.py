@@ -48,6 +48,14 @@ def test_file_of_prompts(tmp_path):
     assert [row["text"] for row in again] == shorter(["2 + 3", "x" * 60, "x", "x"])
 
 
+def test_a_prompt_called_text_stays(tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"text": "2 + 3", "id": 1}\n')
+    made = text_generator(prompt_field="text")
+    made.process_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    (answer,) = made(["2 + 3"])
+    assert json.loads((tmp_path / "out.jsonl").read_text()) == {"text": "2 + 3", "id": 1, "answer": answer}
+
+
 def test_likelihoods_are_those_of_the_generated_tokens(tmp_path):
     made = text_generator(1, max_new_tokens=2, sampling=Sampling(temperature=1.5))
     prompt = made.encode("2 + 3")

@@ -54,6 +54,15 @@ def test_a_batch_has_one_length_on_all_ranks_and_a_stage_begins_at_its_step() ->
     assert max(lengths[4:]) > 12
 
 
+def test_stages_begin_at_their_steps_in_epochs_that_are_cut_or_accumulated() -> None:
+    for limit, accumulated, steps in ((2, 1, 2), (0.25, 1, 2), (1.0, 2, 4), (1.0, 1, 8)):
+        sampler = CurriculumBatches(64, 8, SMALL, 30, 7)
+        sampler.count_steps(limit, accumulated)
+        epochs = -(-SMALL.starts[1] // steps)
+        assert max(sampler.steps(epoch, 0) for epoch in range(epochs)) <= 11
+        assert max(sampler.steps(epoch, 0) for epoch in range(epochs, epochs + 40)) > 12
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -117,7 +117,9 @@ def test_the_split_is_the_runs(run: Path, tmp_path: Path, caplog: pytest.LogCapt
     assert torch.equal(tasks, select_tasks(ENV, "test", 0, 0.9)) and source == "seed 0, share 0.9"
     assert "does not say how its tasks were divided" in caplog.text
     assert len(split_tasks(run, ENV, "all")[0]) == 25
-    assert torch.equal(split_tasks(run, ENV, "test", split_seed=3)[0], select_tasks(ENV, "test", 3, 0.9))
+    assert torch.equal(split_tasks(run, ENV, "test", 3, 0.8)[0], select_tasks(ENV, "test", 3, 0.8))
+    with pytest.raises(ValueError, match="give both"):
+        split_tasks(run, ENV, "test", split_seed=3)
 
     folder = tmp_path / "run"
     folder.mkdir()

@@ -120,7 +120,7 @@ def sample_generation_uniforms(
         raise ValueError(f"{len(seeds)} seeds for {rows} prompts: give one per prompt")
     if not joint:
         seeds = (sample_uniforms(seeds, count) * SEEDS).long().flatten().tolist()
-    skipped = (count + steps) * int(SPLITMIX_INCREMENT)  # of each seed's numbers
+    skipped = count * int(SPLITMIX_INCREMENT)  # of each seed's numbers
     choices = sample_uniforms([(seed + skipped) % 2**64 for seed in seeds], steps)
     return sample_uniforms(seeds, count)[:, :rows], choices
 

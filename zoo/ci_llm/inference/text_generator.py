@@ -125,8 +125,8 @@ class TextGenerator(Inference):
 
         Args:
             source: JSON lines: each a text, or an object with the field of the run's prompts, `prompt` or `question`.
-            target: JSON lines to write: the objects, with the answer as `text`, or with `error` for a prompt that does
-                not fit into the backbone's context.
+            target: JSON lines to write: the objects, with the answer as `text` (as `answer` where `text` is the
+                prompt), or with `error` for a prompt that does not fit into the backbone's context.
 
         Returns:
             Counts: `prompts`, `failed`, and `characters` of the answers; `first_error`, where a prompt failed.
@@ -134,7 +134,7 @@ class TextGenerator(Inference):
         Raises:
             ValueError: when a line is no prompt, or no prompt fits.
         """
-        rows, prompts, errors = [], [], []
+        rows, names, prompts, errors = [], [], [], []
         for line, content in read_json_lines(source):
             row = {"prompt": content} if isinstance(content, str) else content
             if isinstance(row, dict):
@@ -145,17 +145,19 @@ class TextGenerator(Inference):
             if error := length_error(self.crowd, len(ids), self.max_new_tokens):
                 errors.append(f"line {line}: {error}")
                 rows.append({**row, "error": error})
+                names.append("")
             else:
                 prompts.append(ids)
-                rows.append({**row, "text": ""})
+                rows.append(row)
+                names.append("answer" if field == "text" else "text")
         if not prompts:
             raise ValueError(f"{source}, {errors[0]}" if errors else f"{source} holds no prompts")
         answers = iter(self.generate_answers(prompts))
-        rows = [{**row, "text": next(answers).strip()} if "error" not in row else row for row in rows]
+        rows = [{**row, name: next(answers).strip()} if name else row for row, name in zip(rows, names, strict=True)]
         lines = [json.dumps(row, ensure_ascii=False) for row in rows]
         write_atomic(target, lambda file: file.write("".join(f"{line}\n" for line in lines).encode()))
         facts: dict[str, Any] = {"prompts": len(rows), "failed": len(errors)}
-        facts["characters"] = sum(len(row.get("text", "")) for row in rows)
+        facts["characters"] = sum(len(row[name]) for row, name in zip(rows, names, strict=True) if name)
         return facts | ({"first_error": errors[0]} if errors else {})
 
     def fields(self) -> tuple[InputField, ...]:

@@ -102,9 +102,6 @@ class CurriculumBatches(ResumableBatchSampler):
 
     The length travels with the keys, so every worker has it from the first batch of a stage on; it depends on seed,
     epoch and number of the batch alone.
-
-    Args:
-        accumulated: batches of an optimizer step; the curriculum counts those steps.
     """
 
     def __init__(
@@ -117,16 +114,20 @@ class CurriculumBatches(ResumableBatchSampler):
         rank: int = 0,
         world: int = 1,
         drop_last: bool = True,
-        accumulated: int = 1,
     ) -> None:
         super().__init__(size, batch_size, seed, rank, world, drop_last=drop_last)
         self.curriculum = curriculum
         self.available = available
+        self.count_steps(1.0, 1)
+
+    def count_steps(self, limit: int | float, accumulated: int) -> None:
+        """Let the curriculum count steps of so many accumulated batches, in epochs cut by `limit_train_batches`."""
+        self.batches = min(limit, len(self)) if isinstance(limit, int) else int(limit * len(self))
         self.accumulated = accumulated
 
     def steps(self, epoch: int, number: int) -> int:
         """Steps of the items of a batch."""
-        step = epoch * -(-len(self) // self.accumulated) + number // self.accumulated
+        step = epoch * -(-self.batches // self.accumulated) + number // self.accumulated
         seed = item_seed(item_seed(self.seed, epoch, LENGTHS), 0, number)
         return self.curriculum.steps(step, seed, self.available)
 

@@ -185,11 +185,14 @@ class HistoryData(ZooDataModule):
         """Build a process's training batches, with lengths where there is a curriculum."""
         if self.curriculum is None:
             return super().train_batches(rank, world)
-        accumulated = 1 if self.trainer is None else self.trainer.accumulate_grad_batches
-        return CurriculumBatches(
+        sampler = CurriculumBatches(
             len(self.train_set), self.batch_size, self.curriculum, self.train_set.available, self.seed, rank, world,
-            self.drop_last, accumulated,
+            self.drop_last,
         )  # fmt: skip
+        if self.trainer is not None:
+            limit = self.trainer.limit_train_batches
+            sampler.count_steps(1.0 if limit is None else limit, self.trainer.accumulate_grad_batches)
+        return sampler
 
     def collate(self, items: dict[str, Any] | Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return a batch as its set made it."""

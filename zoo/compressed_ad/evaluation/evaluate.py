@@ -134,7 +134,7 @@ def evaluate(
         episodes: of each pair of task and seed; 500 show whether it improves beyond what it was trained on.
         seeds: of the policy's samples, for each task.
         split: tasks; held-out ones by default.
-        split_seed: of the split; as in training when neither it nor train_share is given.
+        split_seed: of the split, together with train_share; as in training when neither is given.
         train_share: share of the training tasks.
         greedy: take the most likely action instead of sampling one.
         gap: probe the memory after the episodes: goal found, return before and after a time without reward.
@@ -187,9 +187,10 @@ def split_tasks(
     check_one_of(SPLITS, split=split)
     if split == "all":
         return select_tasks(env, split), "all tasks"
+    if split_seed is not None and train_share is not None:
+        return select_tasks(env, split, split_seed, train_share), f"seed {split_seed}, share {train_share}"
     if split_seed is not None or train_share is not None:
-        seed, share = split_seed or SPLIT_SEED, TRAIN_SHARE if train_share is None else train_share
-        return select_tasks(env, split, seed, share), f"seed {seed}, share {share}"
+        raise ValueError("split_seed and train_share divide the tasks together: give both, or none for the run's own")
     config = load_run_config(find_config(Path(run)), from_run=True) if has_config_file(Path(run)) else {}
     data: dict[str, Any] = (config.get("data") or {}).get("init_args") or {}
     root = data.get("root")

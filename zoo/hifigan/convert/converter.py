@@ -165,11 +165,18 @@ class HifiganConverter(Converter[HifiganFile]):
             content = {
                 **{name: layouts.to_original_names(nets[name]) for name in discriminators},
                 "optim_g": _new_optimizer([nets["generator"]], config, decays),
-                "optim_d": _new_optimizer([nets[name] for name in discriminators], config, decays),
+                "optim_d": _new_optimizer(
+                    [nets[name] for name in discriminators], {**config, **_rates(zoo_checkpoint, 1)}, decays
+                ),
                 "steps": steps,
                 "epoch": epoch,
             }
             notes.append("optimizers start fresh: the do_ file holds new ones of AdamW")
+            if "original_config" not in zoo_checkpoint.specs:
+                notes.append(
+                    "a checkpoint does not say the mpd's periods, batch_size, segment_size and fmax_for_loss: the "
+                    "original's defaults are written"
+                )
             written.append(target / f"do_{steps:08d}")
             write_atomic(written[-1], lambda file: torch.save(content, file))
         self.to_original(generator, written[0])
@@ -220,11 +227,17 @@ def _settings(source: ZooCheckpoint) -> dict[str, Any]:
     config = original_config(components["generator"]["init_args"], components["mel"]["init_args"])
     for schedule in (source.checkpoint.get("lr_schedulers") or [])[:1]:
         config["lr_decay"] = schedule.get("gamma", config["lr_decay"])
-    for optimizer in (source.checkpoint.get("optimizer_states") or [])[:1]:
-        group = optimizer["param_groups"][0]
-        config["learning_rate"] = group.get("initial_lr", group["lr"])
-        config["adam_b1"], config["adam_b2"] = group.get("betas", (config["adam_b1"], config["adam_b2"]))
-    return config
+    return {**config, **_rates(source, 0)}
+
+
+def _rates(source: ZooCheckpoint, index: int) -> dict[str, Any]:
+    """Rate and betas of a checkpoint's optimizer, in the original's words; empty where it has none of the number."""
+    states = source.checkpoint.get("optimizer_states") or []
+    if index >= len(states):
+        return {}
+    group = states[index]["param_groups"][0]
+    betas = dict(zip(("adam_b1", "adam_b2"), group["betas"], strict=True)) if "betas" in group else {}
+    return {"learning_rate": group.get("initial_lr", group["lr"]), **betas}
 
 
 def _new_optimizer(states: Iterable[Mapping[str, Tensor]], config: Mapping[str, Any], decays: int) -> dict[str, Any]:

@@ -56,7 +56,8 @@ def describe_run(trainer: L.Trainer, module: L.LightningModule) -> dict[str, str
     rows = {"system": public_name(type(module)), "parameters": _count_parameters(module)}
     if isinstance(data, ZooDataModule):
         rows["data"] = _count_items(data, world_size)
-    if isinstance(batch := getattr(data, "batch_size", None), int):
+    batch = None if getattr(data, "token_budget", None) else getattr(data, "batch_size", None)
+    if isinstance(batch, int):
         factors = {"per process": batch, "processes": world_size, "accumulated batches": accumulated_batches(trainer)}
         texts = [f"{factor} {name}" for name, factor in factors.items() if name == "per process" or factor > 1]
         product = math.prod(factors.values())
