@@ -28,7 +28,7 @@ from zoo.cli.parser import PARSER_MODE, OneLineParser, RefusedError, explain_ref
 from zoo.cli.recipes import TOP_LEVEL, WrongNameError, compose_arguments, config_files, take_option
 from zoo.common import registry
 from zoo.common.atomic_files import LOCK_NAME, delete_path, write_atomic
-from zoo.common.configs import check_config_paths, load_yaml, read_mapping
+from zoo.common.configs import ConfigFileError, check_config_paths, load_yaml, read_mapping
 from zoo.common.foreign_files import iterate_keys
 from zoo.common.locks import is_rank_zero, lock_folder
 from zoo.runs import frozen, frozen_files
@@ -182,10 +182,11 @@ class ConfigFile(L.Callback):
         """Remove what a resumed run has logged beyond its checkpoint, and say what its config changes."""
         if trainer.ckpt_path is not None:
             former = Path(trainer.ckpt_path).with_name(runs.CONFIG_NAME)
-            if trainer.is_global_zero and former.is_file():
+            changes = ""
+            with contextlib.suppress(ConfigFileError, FileNotFoundError):  # a checkpoint of elsewhere
                 changes = describe_config_changes(read_mapping(former), load_yaml(self._read_config()))
-                if changes:
-                    log.warning("resumed with %s: this is no longer the run that was interrupted", changes)
+            if changes and trainer.is_global_zero:
+                log.warning("resumed with %s: this is no longer the run that was interrupted", changes)
             for logger in trainer.loggers:
                 if isinstance(logger, MetricsCSV):
                     logger.trim(trainer.global_step - 1)  # rows carry the number of the batch, from 0
