@@ -62,6 +62,7 @@ class FlowTask(SingleOptimizerTask):
     resize: Resize | None
     background: tuple[int, int, int] | None
     guidance: Guidance | None
+    evaluation_times: Tensor
 
     def __init__(
         self,
@@ -93,6 +94,7 @@ class FlowTask(SingleOptimizerTask):
         self.net = net
         self.path = path
         self.times = times
+        self.register_buffer("evaluation_times", times.evaluation_times().float(), persistent=False)
         self.label_drop = label_drop
         self.prediction: Prediction = prediction
         self.coupling = coupling
@@ -224,8 +226,7 @@ class FlowTask(SingleOptimizerTask):
 
     def evaluate(self, batch: dict[str, Any], batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """The loss at the `evaluation_times`, of each item's own noise; nothing is random."""
-        conditions, count = self._conditions(batch), len(batch["x1"])
-        times = self.times.evaluation_times()
+        conditions, count, times = self._conditions(batch), len(batch["x1"]), self.evaluation_times
         x1, x0, label = (
             each.repeat_interleave(len(times), 0) for each in (self._data(batch), batch["x0"], batch["label"])
         )
