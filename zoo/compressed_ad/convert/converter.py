@@ -314,8 +314,8 @@ class PolicyConverter(Converter[PolicyCheckpoint]):
     ) -> dict[str, Any]:
         """Return options of `to_original`; see `Converter.extra_arguments`."""
         env = build_component(checkpoint.specs, "env")
-        given = checkpoint.specs["components"]["env"].get("init_args") or {}
-        if lost := [name for name in ("hard", "start", "random_start") if given.get(name)]:
+        arguments = checkpoint.specs["components"]["env"].get("init_args") or {}
+        if lost := [name for name in ("hard", "start", "random_start") if arguments.get(name)]:
             notes.append(f"the format does not hold the environment's {', '.join(lost)}, which the original lacks")
         settings = {"env": env.name, "horizon": env.horizon, **(checkpoint.specs.get("original_config") or {})}
         return {"settings": settings, "step": int(checkpoint.checkpoint.get("global_step", 0))}

@@ -139,7 +139,7 @@ class MagnitudeVocos(WaveformGenerator):
         finer = self.expand(x).unflatten(2, (self.steps, -1)).flatten(1, 2)  # (B, F * steps, dim)
         return promote_to_float32(linear + self.out(self.backbone(finer.transpose(1, 2)))).transpose(1, 2)
 
-    def _compressed(self, x: Tensor, audio: Tensor) -> tuple[Tensor, Tensor]:
+    def _training_pair(self, x: Tensor, audio: Tensor) -> tuple[Tensor, Tensor]:
         logarithms, target = self._log_magnitudes(x).clamp(max=math.log(MAX_MAGNITUDE)), self._spectra(audio)
         frames = min(target.shape[2], logarithms.shape[2])
         target = target[..., :frames].clamp(min=_MIN_MAGNITUDE).pow(_COMPRESSION)
@@ -152,7 +152,7 @@ class MagnitudeVocos(WaveformGenerator):
         features and of the audio.
         """
         if audio is not None:
-            return self._compressed(x, audio)
+            return self._training_pair(x, audio)
         magnitude = clipped_exp(self._log_magnitudes(x))
         with torch.autocast(magnitude.device.type, enabled=False):
             with torch.no_grad():
