@@ -71,7 +71,9 @@ def test_batches_are_of_one_length_without_padding() -> None:
 def test_two_ranks_see_what_one_sees_with_the_double_batch(curriculum: Curriculum | None) -> None:
     def batches(batch_size: int, rank: int, world: int) -> list[dict[str, Any]]:
         data = build(curriculum=curriculum, windows=RANDOM, epoch_items=48, batch_size=batch_size)
-        data.trainer = SimpleNamespace(global_rank=rank, world_size=world, accumulate_grad_batches=1)
+        data.trainer = SimpleNamespace(
+            global_rank=rank, world_size=world, accumulate_grad_batches=1, limit_train_batches=1.0
+        )
         return list(data.train_dataloader())
 
     for first, second, both in zip(batches(4, 0, 2), batches(4, 1, 2), batches(8, 0, 1), strict=True):
