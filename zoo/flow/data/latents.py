@@ -209,8 +209,9 @@ class LatentData(FlowData):
 
     def train_dataloader(self) -> Any:
         """The training set's batches; `pooled` pairs latents of the flow's scale, which is known from here on."""
+        assert self.trainer is not None
         train_set: Any = self.train_set
-        task: Any = self.trainer.lightning_module  # type: ignore[union-attr]
+        task: Any = self.trainer.lightning_module
         train_set.scale = task.latents.scale[:, None, None].cpu()
         return super().train_dataloader()
 

@@ -202,8 +202,7 @@ class LossGuard(LrMultiplier):
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
         """Note the loss, unscaled, for the optimizer step that it belongs to."""
-        factor = short_window_factor(trainer) if pl_module.automatic_optimization else 1.0
-        self._pending.append(unscaled(trainer, loss) * factor)
+        self._pending.append(unscaled(trainer, loss) * short_window_factor(trainer))
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         """Check the step; drop its gradients when it, or an earlier step on this batch, is bad."""
