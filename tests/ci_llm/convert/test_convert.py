@@ -90,9 +90,9 @@ MAIN = {
     "lora_target_modules": None, "initialize_adapters_rand": True, "lambda_sw": 0.01, "swd_num_projections": 64,
     "use_gradient_checkpointing": True, "epochs": 3, "max_train_steps": None, "batch_size": 1, "lr": "3e-5",
     "gradient_accumulation_steps": 8, "lr_scheduler_type": "cosine", "num_warmup_steps_ratio": 0.03,
-    "max_seq_length": 768, "dataset_name": "gsm8k", "dataset_subset": "main", "mixed_precision": "bf16",
-    "parallel_mode": "parallel", "save_steps": 200, "logging_steps": 10, "seed": 42, "use_deepspeed": True,
-    "output_dir": "out", "resume_from_checkpoint": None, "eval_batch_size": 2,
+    "max_seq_length": 768, "dataset_name": "gsm8k", "dataset_subset": "main", "debug_subset_size": None,
+    "mixed_precision": "bf16", "parallel_mode": "parallel", "save_steps": 200, "logging_steps": 10, "seed": 42,
+    "use_deepspeed": True, "output_dir": "out", "resume_from_checkpoint": None, "eval_batch_size": 2,
 }  # fmt: skip
 
 
@@ -108,13 +108,16 @@ def test_configuration(tmp_path):
     assert arguments["diversity"]["init_args"] == {"weight": 0.01, "projections": 64}
     assert arguments["optimizer"]["init_args"] == {"lr": 3e-5, "weight_decay": 0.01}
     assert recipe["trainer"]["max_steps"] == 3 * 935 and recipe["trainer"]["precision"] == "bf16-mixed"
-    assert arguments["scheduler"]["init_args"]["warmup_steps"] == 0.03
+    assert arguments["scheduler"]["init_args"] == {"warmup_steps": 0.03, "start_at_zero": True}
     assert recipe["data"]["init_args"]["agents"].startswith("${model.init_args.crowd.")
     assert recipe["data"]["init_args"]["max_length"] == 768 and recipe["data"]["init_args"]["root"].endswith("/gsm8k")
     assert {each.partition(":")[0] for each in left} == {"use_deepspeed", "output_dir", "eval_batch_size"}
     path.write_text(yaml.safe_dump({**MAIN, "max_train_steps": 17}))
     recipe, left = convert_config(path)
     assert recipe["trainer"]["max_steps"] == 17 and "epochs" in left  # which then say nothing
+    path.write_text(yaml.safe_dump({"model_name": "gpt2", "num_agents": 2}))
+    recipe, _ = convert_config(path)
+    assert recipe["trainer"]["max_steps"] == 200 and recipe["data"]["init_args"]["max_items"] == 16
 
 
 def test_folders_that_peft_wrote(tmp_path):

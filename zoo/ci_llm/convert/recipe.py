@@ -22,6 +22,7 @@ EMPTY: tuple[Any, ...] = (None, False, 0, 0.0)  # values without a note
 EPOCHS = ("epochs", 1, int)
 ACCUMULATION = ("gradient_accumulation_steps", 4, int)
 GSM8K_ITEMS = 7473  # training questions
+ABSENT = {"max_train_steps": 200, "debug_subset_size": 16}  # where a file lacks the key; null sets no limit
 HINTS = {
     "lr_scheduler_type": "set model.init_args.scheduler, once the number of steps of all epochs is known",
     "output_dir": "set trainer.default_root_dir",
@@ -56,7 +57,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     if not {"model_name", "num_agents"} <= set(config):
         keys = ", ".join(map(str, list(config)[:6]))
         raise ValueError(f"{path} is no configuration of CI-LLM: expected model_name and num_agents, found {keys}")
-    settings = SettingsReader(config, path, IMPLIED, HINTS)
+    settings = SettingsReader({**ABSENT, **config}, path, IMPLIED, HINTS)
     steps = _steps(settings)
     recipe = {
         "seed_everything": settings.number("seed", 42, int),
@@ -111,8 +112,7 @@ def _model(settings: SettingsReader, steps: int | None) -> dict[str, Any]:
     share, scheduler = number("num_warmup_steps_ratio", 0.0), None
     if steps is not None:
         name = settings.choice("lr_scheduler_type", "linear", SCHEDULES)
-        start = {"start_at_zero": True} if name.endswith("Cosine") else {}
-        scheduler = component(name, warmup_steps=share, **start)
+        scheduler = component(name, warmup_steps=share, start_at_zero=True)
     return {
         "crowd": component("zoo.ci_llm.Crowd", backbone=backbone, agents=agents),
         "tokenizer": "${data.init_args.tokenizer}",
