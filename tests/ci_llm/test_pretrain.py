@@ -8,6 +8,7 @@ from zoo.ci_llm import Backbone, PretrainedTokenizer
 from zoo.ci_llm.losses.likelihood import losses
 from zoo.runs.export import write_export
 from zoo.runs.load import load
+from zoo.training.callbacks.ema import EMA
 
 
 @pytest.mark.parametrize("whole_text", [True, False])
@@ -37,6 +38,17 @@ def test_a_validation_writes_a_backbone_that_agents_can_use(tmp_path):
     for key, value in made.backbone.model.state_dict().items():
         assert torch.equal(backbone.model.state_dict()[key], value)
     assert PretrainedTokenizer(folder).encode("abc") == made.tokenizer.encode("abc")
+
+
+def test_with_ema_the_averages_are_written(tmp_path):
+    made, ema = pretrain_task(), EMA(["backbone"], decay=0.5)
+    trainer(tmp_path, max_steps=2, val_check_interval=2, num_sanity_val_steps=0, callbacks=[ema]).fit(
+        made, loader([texts(), texts(seed=1)]), loader([texts(seed=2)])
+    )
+    written = Backbone(source=str(tmp_path / "backbone")).model.state_dict()
+    averaged = {name.removeprefix("backbone.model."): value for name, value in ema.shadow.items()}
+    assert averaged and all(torch.equal(written[name], value) for name, value in averaged.items())
+    assert any(not torch.equal(written[name], made.backbone.model.state_dict()[name]) for name in averaged)
 
 
 @pytest.mark.parametrize("tied", [False, True])

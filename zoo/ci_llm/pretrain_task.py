@@ -94,8 +94,9 @@ class PretrainTask(SingleOptimizerTask):
         nll = torch.nn.functional.cross_entropy(logits, targets)
         return {"loss": nll, "accuracy": (logits.argmax(-1) == targets).float().mean()}, len(targets)
 
-    def on_validation_end(self) -> None:
-        """Save model and tokenizer in transformers' layout."""
+    def on_validation_epoch_end(self) -> None:
+        """Save model and tokenizer in transformers' layout, as they were validated: averaged where the run has EMA."""
+        super().on_validation_epoch_end()
         if self.trainer.state.fn != "fit" or self.trainer.sanity_checking:
             return
         with gather_weights(self.trainer):

@@ -86,8 +86,9 @@ class BackboneTask(SingleOptimizerTask):
             matrices = {title: mel[0, :, :frames] for title, mel in mels.items()}
             self.write_media("matrices", f"clip{number}_mel", matrices)
 
-    def on_validation_end(self) -> None:
-        """Write the backbone in transformers' layout."""
+    def on_validation_epoch_end(self) -> None:
+        """Write the backbone in transformers' layout, as it was validated: averaged where the run has EMA."""
+        super().on_validation_epoch_end()
         if self.trainer.state.fn != "fit" or self.trainer.sanity_checking:
             return
         with gather_weights(self.trainer):

@@ -12,6 +12,7 @@ from tests.ci_llm.task_parts import byte_task, loader, pretrain_task, texts, tra
 from zoo.ci_llm import AdapterFolders, PretrainedTokenizer
 from zoo.ci_llm.convert.read import read_original, read_peft
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints
+from zoo.training.callbacks.ema import EMA
 from zoo.training.callbacks.rng import RNGState
 
 
@@ -39,6 +40,11 @@ def test_folders_hold_what_was_trained(tmp_path):
     assert PretrainedTokenizer(str(final / "tokenizer")).encode("abc") == task.tokenizer.encode("abc")
     step = json.loads((tmp_path / "checkpoint_step_6" / "training_progress.json").read_text())
     assert step["global_step"] == 6 and "completed" not in step
+
+
+def test_averages_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="leave it out beside EMA"):
+        run(tmp_path, byte_task(2), others=[EMA(["crowd"])])
 
 
 def test_folders_follow_the_checkpoints(tmp_path):

@@ -20,6 +20,7 @@ from zoo.common.configs import load_yaml
 from zoo.runs.checkpoints import parse_step
 from zoo.runs.run_folder import CONFIG_NAME, run_folder
 from zoo.training.callbacks.checkpoint import is_fast_dev_run
+from zoo.training.callbacks.ema import EMA
 from zoo.training.strategies.sharding import is_sharded
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,8 @@ class AdapterFolders(L.Callback):
         peft: write PEFT folders too.
 
     Raises:
-        ValueError: as training begins, when the run folder holds such a folder of another program.
+        ValueError: as training begins, when the run folder holds such a folder of another program, or the run has EMA,
+            whose averages the folders would lack.
     """
 
     def __init__(self, peft: bool = True) -> None:
@@ -61,7 +63,9 @@ class AdapterFolders(L.Callback):
         self._steps = list(state_dict["steps"])
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Refuse a run folder with adapters of another program, which would be replaced or deleted."""
+        """Refuse a run folder with adapters of another program, which would be replaced or deleted, and EMA."""
+        if any(isinstance(callback, EMA) for callback in trainer.callbacks):
+            raise ValueError("AdapterFolders writes no averages: leave it out beside EMA, and use zoo convert on the run")
         if not self._writes(trainer, pl_module):
             return
         for path in sorted(run_folder(trainer).glob("*")):
