@@ -65,7 +65,9 @@ class AdapterFolders(L.Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Refuse a run folder with adapters of another program, which would be replaced or deleted, and EMA."""
         if any(isinstance(callback, EMA) for callback in trainer.callbacks):
-            raise ValueError("AdapterFolders writes no averages: leave it out beside EMA, and use zoo convert on the run")
+            raise ValueError(
+                "AdapterFolders writes no averages: leave it out beside EMA, and use zoo convert on the run"
+            )
         if not self._writes(trainer, pl_module):
             return
         for path in sorted(run_folder(trainer).glob("*")):

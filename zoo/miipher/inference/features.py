@@ -68,7 +68,8 @@ def peak_gains(blocks: Iterable[np.ndarray]) -> np.ndarray:
 class FeatureExtractor(ChunkedEncoder, FeatureInference):
     """An encoder alone: audio files to feature files, cut and cross-faded like a restorer's chunks.
 
-    The encoder gets a file with its peak at 0.95, as in training and from a restorer. Files are `.npy`, (C, F) float16, frame after frame, see `zoo.audio.inference.FeatureInference`.
+    The encoder gets a file with its peak at 0.95, as in training and from a restorer. Results are `.npy`, (C, F)
+    float16, frame after frame, see `zoo.audio.inference.FeatureInference`.
 
     Args:
         encoder: waveforms (B, T) at 16 kHz to features (B, ceil(T / hop), C).
