@@ -51,6 +51,11 @@ def test_quantile_bins_hold_equally_many_and_cover_the_box() -> None:
     for number in range(3):
         counts = torch.histogram(sample[:, number], head.edges[number]).hist / 5000
         assert (counts - 0.1).abs().max() < 0.03
+    again, edges = BinsHead(env(), 8, 10, quantiles=True), head.edges.clone()
+    again.load_state_dict(head.state_dict())
+    again.fit(Statistics(nothing, nothing, nothing, sample.flip(1)))  # other data does not move loaded edges
+    assert torch.equal(again.edges, edges)
+    head = BinsHead(env(), 8, 10, quantiles=True)
     head.fit(Statistics(nothing, nothing, nothing, sample[:1].expand(9, -1)))  # all alike
     assert (head.edges.diff(dim=1) > 0).all()
     density = -head.losses(torch.zeros(1, 1, head.out_features), torch.tensor([[[0.0, 0.2, 3.0]]]))

@@ -161,7 +161,7 @@ class SpaceEmbedding(StepEmbedding):
         return self.query(self.state(states))
 
     def fit(self, statistics: Statistics) -> None:
-        """Set means and standard deviations."""
+        """Set means and standard deviations, unless they came with loaded weights."""
         for features, moments in (
             (self.state, statistics.states), (self.action, statistics.actions),
             (self.reward, statistics.rewards),
@@ -195,7 +195,9 @@ class Normalised(nn.Module):
         self.register_buffer("std", torch.ones(self.width))
 
     def set(self, mean: Tensor, std: Tensor) -> None:
-        """Set mean and standard deviation (width,); of numbers that never change the mean alone."""
+        """Set mean and standard deviation (width,), once; of numbers that never change the mean alone."""
+        if self.mean.any() or (self.std != 1).any():
+            return
         self.mean.copy_(mean)
         self.std.copy_(torch.where(std > 0, std, torch.ones_like(std)))
 

@@ -129,18 +129,18 @@ class BinsHead(ActionHead):
         low, high = (torch.from_numpy(each.astype(np.float32).reshape(-1)) for each in (space.low, space.high))
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("high", high, persistent=False)
-        shares = torch.linspace(0, 1, bins + 1)
-        self.register_buffer("edges", low[:, None] + shares * (high - low)[:, None])  # (A, bins + 1)
+        self.register_buffer("edges", self._even_edges())  # (A, bins + 1)
 
     def check(self, env: Env) -> None:
         """Refuse an environment of other actions."""
         check_space("action", self.space, env.schema.action, env)
 
     def fit(self, statistics: Statistics) -> None:
-        """Set the edges to quantiles of training actions, with `quantiles`."""
-        if not self.quantiles:
-            return
+        """Set the edges to quantiles of training actions, with `quantiles`, unless they came with loaded weights."""
         span = (self.high - self.low)[:, None]
+        is_even = ((self.edges - self._even_edges()).abs() < 0.1 * span / self.bins).all()
+        if not self.quantiles or not is_even:
+            return
         shares = torch.linspace(0, 1, self.bins + 1, dtype=torch.float64)[1:-1]
         inner = statistics.sample.double().quantile(shares, 0).T.to(span.device)  # (A, bins - 1)
         edges = torch.cat([self.low[:, None], inner, self.high[:, None]], 1)
@@ -148,6 +148,10 @@ class BinsHead(ActionHead):
         widths = edges.diff(dim=1).clamp(min=0) + least
         sums = F.pad(widths.cumsum(1), (1, 0))
         self.edges.copy_(self.low[:, None] + sums / sums[:, -1:] * span)
+
+    def _even_edges(self) -> Tensor:
+        shares = torch.linspace(0, 1, self.bins + 1, device=self.low.device)
+        return self.low[:, None] + shares * (self.high - self.low)[:, None]
 
     def losses(self, parameters: Tensor, actions: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """Negative logarithm of the density (B, L): cross-entropy of the bins and logarithm of their widths, summed."""
