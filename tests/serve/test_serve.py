@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -63,6 +64,7 @@ class Echo(Inference):
     def answer(self, values: Any, folder: Path, report: Any) -> list[Output]:
         if values["text"] == "bad":
             raise ValueError(f"{folder.parent / 'file.txt'}: truncated")
+        folder.mkdir(parents=True, exist_ok=True)  # as results that appear when they are complete
         data = {name: str(value) for name, value in values.items() if name != "file"}
         parts = [Output("text", "Values", data=data)]
         if values["file"] is not None:
@@ -184,7 +186,10 @@ def test_waiting_requests_are_computed_together(client: TestClient, model: Echo)
     assert "zoo_batch_size_count 4.0" in client.get("/metrics").text
 
 
-def test_full_queue_and_slow_computation_are_refused(client: TestClient, model: Echo) -> None:
+def test_full_queue_and_slow_computation_are_refused(
+    client: TestClient, model: Echo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     model.go.clear()
     with ThreadPoolExecutor(8) as pool:
         waiting = [pool.submit(client.post, "/predict", json={"text": "a"}) for _ in range(2)]
@@ -193,7 +198,9 @@ def test_full_queue_and_slow_computation_are_refused(client: TestClient, model: 
         codes = sorted(each.result().status_code for each in [*waiting, *more])
         model.go.set()
     assert codes.count(429) >= 1 and codes.count(504) == len(codes) - codes.count(429)
+    time.sleep(0.3)
     assert client.post("/predict", json={"text": "later"}).status_code == 200
+    assert not list(tmp_path.iterdir())
 
 
 def test_tokens_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,15 @@ def promote_to_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def split_weight_norm(weight: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Split a weight into its length over some axes, kept as 1, in float32 or more, and a direction of that length.
+
+    Where it is zero the direction is of ones, which normalises to a number.
+    """
+    length = torch.linalg.vector_norm(promote_to_float32(weight), dim=tuple(axes), keepdim=True)
+    return length, torch.where(length > 0, weight, torch.ones_like(weight))
+
+
 @contextmanager
 def seeded_rng(seed: int) -> Iterator[None]:
     """Seed torch's CPU generator inside the context and restore its state afterwards."""

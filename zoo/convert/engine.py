@@ -283,9 +283,8 @@ def read_zoo_checkpoint(source: Path, inference: str) -> ZooCheckpoint:
     specs = checkpoint.get("zoo") or {}
     if specs.get("inference") != inference or not specs.get("components"):
         raise ValueError(f"{source}: expected a checkpoint for {inference}, found {specs.get('inference')}")
-    averaged = bool(checkpoint.get("ema"))
-    state = {**checkpoint["state_dict"], **(checkpoint["ema"]["shadow"] if averaged else {})}
-    return ZooCheckpoint(checkpoint, specs, state, averaged)
+    shadow = checkpoint.get("ema", {}).get("shadow", {})
+    return ZooCheckpoint(checkpoint, specs, {**checkpoint["state_dict"], **shadow}, bool(shadow))
 
 
 def _write_checkpoint(

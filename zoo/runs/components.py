@@ -72,10 +72,10 @@ def read_components(path: Path, ema: bool = True) -> Components:
             "`zoo convert`, from Python set task.specs and train with the callback CheckpointContents"
         )
     state = dict(checkpoint["state_dict"])
-    if ema and "ema" in checkpoint:
-        state.update(checkpoint["ema"]["shadow"])
+    shadow = checkpoint.get("ema", {}).get("shadow", {}) if ema else {}
+    state.update(shadow)
     extra = {"step": checkpoint.get("global_step"), "frozen": checkpoint.get("frozen", {})}
-    extra["averaged"] = ema and "ema" in checkpoint
+    extra["averaged"] = bool(shadow)
     return Components({**checkpoint["zoo"], **extra}, state, [])
 
 

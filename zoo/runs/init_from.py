@@ -16,6 +16,7 @@ from torch import Tensor
 
 from zoo.common.foreign_files import load_json
 from zoo.common.registry import package_of
+from zoo.common.tensors import split_weight_norm
 from zoo.runs import frozen, frozen_files
 from zoo.runs.checkpoints import find_checkpoint, load_checkpoint
 from zoo.runs.components import CONFIG_NAME, WEIGHTS_NAME, is_export
@@ -106,7 +107,7 @@ def _unfold_weight_norm(state: State, model_state: State) -> State:
         folded = state.get(weight)
         if folded is not None and direction in model_state and folded.shape == model_state[direction].shape:
             axes = [axis for axis, size in enumerate(expected.shape) if size == 1]
-            result |= {length: torch.linalg.vector_norm(folded, dim=axes, keepdim=True), direction: result.pop(weight)}
+            result |= dict(zip((length, direction), split_weight_norm(result.pop(weight), axes), strict=True))
     return result
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,6 +89,8 @@ class MicroBatcher:
                 request.result.set_exception(_http_error(result, request.folder.parent))
             elif isinstance(result, list) and not request.result.done():
                 request.result.set_result(result)
+            elif request.result.cancelled():  # its folder was removed while the computation still wrote to it
+                await asyncio.to_thread(shutil.rmtree, request.folder.parent, ignore_errors=True)
 
     def _predict(self, batch: list[PendingRequest]) -> list[list[Output] | Exception]:
         with torch.inference_mode():

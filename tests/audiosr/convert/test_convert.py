@@ -8,6 +8,7 @@ import yaml
 
 from tests.audiosr.lily import CONTEXT, MELS, UNET, VOCODER, config, nets, state_of, write
 from zoo.audiosr.convert import convert, convert_config, describe, from_original, is_original, original_state
+from zoo.audiosr.convert.net_sizes import autoencoder_settings
 from zoo.audiosr.convert.to_original import Nets, list_targets, write_original
 from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.losses import Latent
@@ -38,6 +39,12 @@ def content(layout: str, made: dict) -> dict:
     remaining = {key: value + 1 for key, value in state.items() if value.is_floating_point() and "running" not in key}
     state = {f"module._orig_mod.{key}": value for key, value in state.items()}
     return {"state_dict": state | {"model_ema.diffusion_modelout2bias": torch.zeros(4)}, "ema": remaining}
+
+
+def test_widths_that_the_original_has_not_are_refused():
+    widths = {"block_out_channels": [64, 96], "layers_per_block": 1, "latent_channels": 4}
+    with pytest.raises(ValueError, match="multiples of the first"):
+        autoencoder_settings(widths)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

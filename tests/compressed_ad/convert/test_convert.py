@@ -79,6 +79,10 @@ def test_pretrained_compressor(tmp_path):
         ({"compressor": compression.Forget()}, "no compressor like Forget"),
         ({"type_embedding": False}, "type_embedding False"),
         (
+            {"decoder": compression.ReconstructionDecoder(DIM, 1, 1, WINDOW)},
+            "decoder's layers 1 of 1 heads, the original's 2 of 3 heads",
+        ),
+        (
             {"embedding": FactoredEmbedding(DIM, GRID), "arrangement": "fused", "latent_mask": "causal"},
             "embedding FactoredEmbedding, the original's LinearEmbedding; arrangement fused",
         ),

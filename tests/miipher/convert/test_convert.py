@@ -372,7 +372,10 @@ def test_what_the_originals_cannot_hold(folder: Path, state: State, tmp_path: Pa
     for match, refuse in (
         (r"in a \.ckpt file", lambda: to_original(generator(), tmp_path / "vocoder.pt")),
         ("expected a Cleaner or a Generator", lambda: to_original(nn.Linear(1, 1), tmp_path / "x.pt")),
-        ("no encoder of log-mels", lambda: to_original(cleaner("mel_hubert"), tmp_path / "x.pt")),
+        ("no encoder like mel_hubert", lambda: to_original(cleaner("mel_hubert"), tmp_path / "x.pt")),
+        ("no encoder like whisper", lambda: to_original(cleaner("whisper"), tmp_path / "x.pt")),
+        ("neither normalize", lambda: to_original(cleaner(normalize=True), tmp_path / "x.pt")),
+        ("neither normalize", lambda: to_original(cleaner(layer=3, final_norm=True), tmp_path / "x.pt")),
         (r"found Vocos.*`zoo export`", lambda: to_original(Vocos(4, 8, 12, 2, 16, 4), tmp_path / "x.ckpt")),
         (r"a vocoder into a \.ckpt", lambda: convert(tmp_path / "ours.ckpt", tmp_path / "x.ckpt")),
         ("no Miipher-2 folder", lambda: convert(tmp_path / "ours.ckpt", tmp_path / "mine")),

@@ -14,6 +14,7 @@ from huggingface_hub import ModelCard
 from tests.harness import environment
 from tests.runs.hub.hub_server import TOKEN, Hub
 from zoo.cli.main import main
+from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.hub.models import HubName, is_hub_name, parse_hub_name
 from zoo.runs.load import load
 
@@ -120,6 +121,12 @@ def test_branches_private_models_and_names_in_tools(
     assert load(name)([1], seeds=[3]).shape == load(run)([1], seeds=[3]).shape
     capsys.readouterr()
 
+    shutil.copytree(run, tmp_path / "runs/digits")
+    earlier = {**load_checkpoint(run / "step_00000002.ckpt"), "global_step": 1}
+    torch.save(earlier, tmp_path / "runs/digits/step_00000001.ckpt")
+    assert main(["push", "digits/step_00000001.ckpt", "me/first"]) == 0  # below runs, not the newest
+    assert "after 1 batches" in online.files("me/first")["README.md"].decode()
+
     online.put("me/open", {"config.json": b"{}"})
     for args, message in (
         (["push", str(run), "me/open", "--private"], "is public"),
@@ -178,6 +185,7 @@ def test_unsafe_models_are_refused(run: Path, online: Hub, tmp_path: Path, monke
             "eval",
         ),
         "deep": ({**config, "options": {"solver": [{"class_path": "subprocess.Popen"}]}}, "Popen"),
+        "local": ({**config, "options": {"source": "/etc"}}, "outside of the model"),
         "outside": ({**config, "frozen": {"net": record}}, "not in frozen/"),
         "other": ({"model_type": "llama"}, "another project's"),
     }

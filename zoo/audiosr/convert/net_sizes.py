@@ -151,8 +151,10 @@ def original_settings(arguments: Mapping[str, Any], keys: Mapping[str, str]) -> 
 
 
 def autoencoder_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the original's settings of an `AutoencoderKL` with these arguments."""
+    """Return the original's settings of an `AutoencoderKL` with these arguments; ValueError where it has none."""
     widths = list(arguments["block_out_channels"])
+    if any(width % widths[0] for width in widths):
+        raise ValueError(f"block_out_channels {widths}: the original's are multiples of the first; use `zoo export`")
     return {
         "ch": widths[0],
         "ch_mult": [width // widths[0] for width in widths],

@@ -347,6 +347,8 @@ def identify(module: nn.Module) -> tuple[InContextPolicy, Kind]:
     kind = KINDS.get(compressor)
     earlier = kind == "v1"
     block: Any = module.transformer.blocks[0]
+    nets: list[Any] = [module.compressor, module.decoder] if kind == "CAD" and module.decoder is not None else []
+    sizes = [f"{len(net.layers)} of {net.layers[0].self_attn.num_heads} heads" for net in nets] or [""]
     differing = [
         f"{name} {value}, the original's {expected}"
         for name, value, expected in (
@@ -359,6 +361,7 @@ def identify(module: nn.Module) -> tuple[InContextPolicy, Kind]:
             ("transformer.activation", block.mlp.activation, "gelu"),
             ("type_embedding", module.latent_type is not None, kind == "CAD"),
             ("decoder", type(module.decoder), ReconstructionDecoder if module.decoder is not None else type(None)),
+            ("decoder's layers", sizes[-1], sizes[0]),
         )
         if value != expected
     ]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from zoo.common.build import build, check_state_dict
 from zoo.common.registry import public_name
+from zoo.common.tensors import split_weight_norm
 from zoo.convert.engine import OriginalFile
 from zoo.convert.network_description import component, count_blocks, fill_description, setting, size_of_axis
 from zoo.convert.settings import read_settings_file
@@ -125,8 +126,8 @@ def with_weight_norm(state: Mapping[str, Tensor]) -> State:
     for key, value in state.items():
         if key.endswith(".weight") and key.startswith(GENERATOR_MODULES):
             stem = key.removesuffix(".weight") + _NORM
-            result[f"{stem}original0"] = torch.linalg.vector_norm(value, dim=tuple(range(1, value.dim())), keepdim=True)
-            result[f"{stem}original1"] = value
+            length, direction = split_weight_norm(value, range(1, value.dim()))
+            result |= {f"{stem}original0": length, f"{stem}original1": direction}
         else:
             result[key] = value
     return result

@@ -24,7 +24,7 @@ from zoo.miipher.convert.layouts import ADAPTERS, UNIFIED_TYPE, MiipherFile, is_
 from zoo.miipher.convert.vocoder_files import SAMPLE_RATE, VocoderFile
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner
-from zoo.miipher.nets.families import MelFamily
+from zoo.miipher.nets.families import WaveformFamily
 from zoo.miipher.options import check_fit
 from zoo.runs.components import is_export, read_components
 from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE
@@ -173,6 +173,13 @@ class MiipherConverter(Converter[MiipherFile]):
         nets |= {"vocoder": generator} if generator is not None else {}
         files = _target_files(nets, target, step)
         discriminators = {key: value for key, value in saved.state.items() if key.startswith(("mpd.", "msd."))}
+        notes = ["the generator had no weight norm: it was added again, its function is the same"]
+        notes = (notes if "generator" in saved.fused else []) + ([EMA_NOTE] if specs.get("averaged") else [])
+        try:
+            layouts.discriminator_specs(discriminators, source)
+        except ValueError as error:
+            notes.append(f"no discriminators: {error}")
+            discriminators = {}
         config = None if is_export(source) else specs.get("original_config")
 
         def write(folder: Path) -> list[Path]:
@@ -192,8 +199,6 @@ class MiipherConverter(Converter[MiipherFile]):
                 unified = _unified_config(nets, files, backbone, rate, step)
                 (folder / CONFIG_NAME).write_text(json.dumps(unified, indent=2), encoding="utf-8")
             written = [target / name for name in [*names, CONFIG_NAME]]
-        notes = ["the generator had no weight norm: it was added again, its function is the same"]
-        notes = (notes if "generator" in saved.fused else []) + ([EMA_NOTE] if specs.get("averaged") else [])
         return {"target": written, "step": step, "notes": notes}
 
 
@@ -281,8 +286,11 @@ def _full_backbone_state(cleaner: Cleaner, source: Path | str | None) -> tuple[S
 def _cleaner_content(
     cleaner: Cleaner, backbone: Path | str | None, step: int, config: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    if isinstance(cleaner.backbone.front, MelFamily):
-        raise ValueError("the originals have no encoder of log-mels (mel_hubert); use `zoo export`")
+    front = cleaner.backbone.front
+    if not isinstance(front, WaveformFamily):
+        raise ValueError(f"the originals have no encoder like {cleaner.backbone.family}; use `zoo export`")
+    if front.normalize or cleaner.backbone.final_norm:
+        raise ValueError("the originals have neither normalize nor final_norm of a backbone; use `zoo export`")
     state, name = _full_backbone_state(cleaner, backbone)
     model = {
         "hubert_model_name": name,

@@ -95,7 +95,7 @@ class Backbone(FrozenModule):
             values = {key: value for key, value in settings.to_dict().items() if key != "model_type"}
             settings = build_config({**values, "model_type": "hubert"})
             self.family, model_name = "hubert", "HubertModel"
-        self.layer, self.pad = layer, pad
+        self.layer, self.pad, self.final_norm = layer, pad, final_norm
         self.front: Family = kind(settings, pad, normalize)
         self.sample_rate, self.hop_samples = SAMPLE_RATE, self.front.hop_samples
         self.dim: int = settings.hidden_size

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ LOG_IN = "log in by `hf auth login`, or set HF_TOKEN"
 DOWNLOADED = ("*.safetensors", "*.json", "README.md")
 _NAME = re.compile(r"hf:/{1,2}(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.+/-]+))?/?")  # a Path has one slash
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_SECRETS = re.compile(r"(?<=://)[^/@\s]+@|(?<=\S)\?\S*$")  # password and signature of an address
 
 
 class HubError(OSError):
@@ -137,5 +138,20 @@ def _check_description(path: Path, name: HubName) -> None:
         for key, value in iterate_keys([config["components"], config.get("options", {})]):
             if key.endswith(".class_path"):
                 registry.get_class(value)
+            elif isinstance(value, str) and (redact(value) != value or ".." in Path(value).parts):
+                raise ValueError(f"its {key} is {value!r}, outside of the model")
     except ValueError as error:
         raise ValueError(f"{name} is no model that can be loaded: {error}") from error
+
+
+def redact(value: Any) -> Any:
+    """Replace absolute paths by their last part, and remove passwords and signatures from addresses, in settings."""
+    if isinstance(value, Mapping):
+        return {key: redact(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [redact(each) for each in value]
+    if isinstance(value, str) and "://" in value:
+        return _SECRETS.sub("", value)
+    if isinstance(value, str) and (value.startswith(("/", "~")) or re.match(r"[A-Za-z]:[\\/]", value)):
+        return re.split(r"[\\/]", value.rstrip("\\/"))[-1]
+    return value

@@ -6,7 +6,6 @@ import csv
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,7 +17,16 @@ from zoo.common.reports import markdown_table
 from zoo.runs import run_folder, run_info
 from zoo.runs.components import CONFIG_NAME, read_components
 from zoo.runs.export import write_export
-from zoo.runs.hub.models import LOG_IN, PREFIX, HubError, HubName, endpoint, explain_hub_errors, parse_hub_name
+from zoo.runs.hub.models import (
+    LOG_IN,
+    PREFIX,
+    HubError,
+    HubName,
+    endpoint,
+    explain_hub_errors,
+    parse_hub_name,
+    redact,
+)
 from zoo.runs.load import load
 
 SOUNDS, IMAGES = (".wav", ".flac", ".ogg", ".mp3"), (".png", ".gif", ".jpg")
@@ -45,7 +53,6 @@ LICENCES = {  # of data and backbones, by a pattern in what the config or a reco
     r"facebook/wav2vec2-large-xlsr-53": "XLSR-53: Apache-2.0",
     r"google/gemma": "Gemma: Gemma terms of use",
 }
-_SECRETS = re.compile(r"(?<=://)[^/@\s]+@|(?<=\S)\?\S*$")  # password and signature of an address
 
 
 def push(
@@ -78,7 +85,8 @@ def push(
     """
     from huggingface_hub import HfApi, get_token
 
-    path = Path(run) if Path(run).exists() else run_info.find_run(run, root)
+    paths = [path for path in (Path(run), root / run) if path.exists()]
+    path = paths[0] if paths else run_info.find_run(run, root)
     model = parse_hub_name(name if name.startswith(PREFIX) else f"{PREFIX}{name}")
     if model.revision is not None:
         raise ValueError(f"{name}: name the branch with --revision {model.revision}")
@@ -176,6 +184,8 @@ def copy_samples(run: Path, folder: Path, address: str) -> str:
     """Copy the newest images and sounds of a run into `folder/samples`; return markdown that shows them."""
     lines: list[str] = []
     for file in run_info.newest_samples(run):
+        if len(lines) == MAX_SAMPLES:
+            break
         is_sound = file.suffix in SOUNDS
         if not (is_sound or file.suffix in IMAGES) or file.is_symlink() or file.stat().st_size > MAX_SAMPLE_BYTES:
             continue
@@ -183,17 +193,4 @@ def copy_samples(run: Path, folder: Path, address: str) -> str:
         shutil.copyfile(file, folder / "samples" / file.name)
         url, title = f"samples/{quote(file.name)}", file.stem
         lines.append(f'{title}: <audio controls src="{address}/{url}"></audio>' if is_sound else f"![{title}]({url})")
-    return "\n\n".join(lines[:MAX_SAMPLES])
-
-
-def redact(value: Any) -> Any:
-    """Replace absolute paths by their last part, and remove passwords and signatures from addresses, in settings."""
-    if isinstance(value, Mapping):
-        return {key: redact(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [redact(each) for each in value]
-    if isinstance(value, str) and "://" in value:
-        return _SECRETS.sub("", value)
-    if isinstance(value, str) and (value.startswith(("/", "~")) or re.match(r"[A-Za-z]:[\\/]", value)):
-        return re.split(r"[\\/]", value.rstrip("\\/"))[-1]
-    return value
+    return "\n\n".join(lines)
