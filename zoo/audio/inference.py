@@ -112,10 +112,6 @@ class FeatureInference(AudioInference):
     def compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
         """Compute features (N, C, F) of chunks (N, T), of which so many samples are valid."""
 
-    def input_gain(self, blocks: Iterable[np.ndarray]) -> float:
-        """Return the factor of the mixed audio of a file, given as blocks (C, n); 1 keeps the file's own level."""
-        return 1.0
-
     def computed_samples(self, samples: int, sample_rate: int) -> int:
         """Count the samples that a clip is computed as, at the net's rate."""
         return math.ceil(samples * self.layout.sample_rate / sample_rate)
@@ -123,8 +119,7 @@ class FeatureInference(AudioInference):
     def __call__(self, audio: np.ndarray, sample_rate: int) -> np.ndarray:
         """Compute features (C, F) float32 of an array (T,) or (C, T), its channels mixed; see `as_audio`."""
         audio = np.atleast_2d(as_audio(audio, sample_rate))
-        gain = self.input_gain([audio])
-        return np.concatenate(list(self._pieces([audio], audio.shape[1], sample_rate, gain)), axis=1)
+        return np.concatenate(list(self._pieces([audio], audio.shape[1], sample_rate)), axis=1)
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
         """Write the features of an audio file; ValueError when it is not valid, or a value exceeds the file's type.
@@ -133,9 +128,8 @@ class FeatureInference(AudioInference):
         """
         header, layout = files.info(source), self.layout
         frames = self._frames(header.samples, header.sample_rate)
-        size = BLOCK_SECONDS * header.sample_rate
-        gain = self.input_gain(files.read_blocks(source, size))
-        pieces = self._pieces(files.read_blocks(source, size), header.samples, header.sample_rate, gain)
+        blocks = files.read_blocks(source, BLOCK_SECONDS * header.sample_rate)
+        pieces = self._pieces(blocks, header.samples, header.sample_rate)
         write_features(target, (layout.channels, frames), layout.dtype, pieces)
         return {
             "audio_seconds": header.samples / header.sample_rate,
@@ -148,13 +142,10 @@ class FeatureInference(AudioInference):
     def _frames(self, samples: int, sample_rate: int) -> int:
         return -(-math.ceil(samples * self.layout.sample_rate / sample_rate) // self.layout.hop_length)
 
-    def _pieces(
-        self, blocks: Iterable[np.ndarray], samples: int, sample_rate: int, gain: float
-    ) -> Iterator[np.ndarray]:
+    def _pieces(self, blocks: Iterable[np.ndarray], samples: int, sample_rate: int) -> Iterator[np.ndarray]:
         """Features (C, n)."""
         length = self.computed_samples(samples, sample_rate)
-        mono = (np.float32(gain) * block for block in mix_to_mono(blocks))
-        stream = match_length(resample_blocks(mono, sample_rate, self.layout.sample_rate), length)
+        stream = match_length(resample_blocks(mix_to_mono(blocks), sample_rate, self.layout.sample_rate), length)
         features = self.chunker.process(stream, length, self.compute)
         yield from match_length((piece[0] for piece in features), self._frames(samples, sample_rate))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from zoo.audio.corpora.corpus import PEAK
 from zoo.audio.inference import AudioInference, FeatureInference, FeatureLayout
-from zoo.audio.io.chunking import Chunker, check_finite, mix_to_mono
+from zoo.audio.io.chunking import Chunker, check_finite
 from zoo.common.build import build
 from zoo.common.configs import load_run_config
 from zoo.common.environment import local_device
@@ -59,17 +58,10 @@ class ChunkedEncoder(AudioInference):
         return self.encoder(waveforms, lengths).transpose(1, 2)
 
 
-def peak_gains(blocks: Iterable[np.ndarray]) -> np.ndarray:
-    """Return the factors (C,) that bring the peak of each channel of blocks (C, n) to that of the training."""
-    peaks = np.max([np.abs(block).max(axis=1) for block in blocks], axis=0)
-    return np.where(peaks > 0, PEAK / np.maximum(peaks, np.finfo(np.float32).tiny), 1.0)
-
-
 class FeatureExtractor(ChunkedEncoder, FeatureInference):
     """An encoder alone: audio files to feature files, cut and cross-faded like a restorer's chunks.
 
-    The encoder gets a file with its peak at 0.95, as in training and from a restorer. Results are `.npy`, (C, F)
-    float16, frame after frame, see `zoo.audio.inference.FeatureInference`.
+    Files are `.npy`, (C, F) float16, frame after frame, see `zoo.audio.inference.FeatureInference`.
 
     Args:
         encoder: waveforms (B, T) at 16 kHz to features (B, ceil(T / hop), C).
@@ -82,10 +74,6 @@ class FeatureExtractor(ChunkedEncoder, FeatureInference):
     def layout(self) -> FeatureLayout:
         """The encoder's features, float16."""
         return FeatureLayout(self.encoder.sample_rate, self.encoder.hop_samples, self.encoder.dim, "<f2")
-
-    def input_gain(self, blocks: Iterable[np.ndarray]) -> float:
-        """Return the factor that brings the peak of the mixed audio to that of the training."""
-        return float(peak_gains(mix_to_mono(blocks))[0])
 
     @torch.inference_mode()
     def compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from zoo.audio.analysis.loudness import LoudnessMeter
+from zoo.audio.corpora.corpus import PEAK
 from zoo.audio.inference import BLOCK_SECONDS, MAX_RECORDING_SECONDS, answer_file, as_audio
 from zoo.audio.io import files
 from zoo.audio.io.chunking import (
@@ -25,7 +26,7 @@ from zoo.audio.io.chunking import (
     stored_pieces,
 )
 from zoo.hifigan.nets.base import WaveformGenerator
-from zoo.miipher.inference.features import ChunkedEncoder, FeatureExtractor, peak_gains
+from zoo.miipher.inference.features import ChunkedEncoder, FeatureExtractor
 from zoo.miipher.inference.onnx import restoration_graph
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner, Encoder
@@ -182,7 +183,8 @@ class RestorationRun:
 
     def find_levels(self, blocks: Iterable[np.ndarray]) -> None:
         """Find the factors that bring the peak of each channel of the input to that of the training."""
-        self._levels = peak_gains(self._channels(blocks))
+        peaks = np.max([np.abs(block).max(axis=1) for block in self._channels(blocks)], axis=0)
+        self._levels = np.where(peaks > 0, PEAK / np.maximum(peaks, np.finfo(np.float32).tiny), 1.0)
 
     def _channels(self, blocks: Iterable[np.ndarray]) -> Iterable[np.ndarray]:
         return mix_to_mono(blocks) if self.restorer.restore.stereo == "mix" else blocks
