@@ -1,6 +1,8 @@
 """The diffusion task: scale of the latents, dropped conditions, what is random and what is not, fallbacks."""
 
 import logging
+import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.audiosr.task_parts import AUTOENCODER, VOCODER, Clips, Data, denoiser, features, task, trainer
+from tests.audiosr.task_parts import AUTOENCODER, RATE, VOCODER, Clips, Data, denoiser, features, task, trainer
 from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.losses import Objective, sample_step_noise
 from zoo.audiosr.nets.features import crop_to_multiple
@@ -49,6 +51,8 @@ def test_zeros_after_a_short_clip_are_not_measured() -> None:
         for batch in (clip, clip | padded, clip | padded | {"samples": torch.tensor([8000])})
     ]
     assert distances[0] == distances[2] > 1.5 * distances[1]
+    silent = model._restore_first({**clip, "low": clip["low"] * 0, "cutoff_hz": torch.tensor([0.0])}, 0, "test")
+    assert silent and all(map(math.isfinite, silent.values()))
 
 
 def test_dropped_condition_is_the_originals_constant(tmp_path: Path) -> None:
@@ -124,6 +128,19 @@ def test_global_encoder_hears_the_input_or_as_the_original_the_target(tmp_path: 
 def test_parts_that_do_not_fit(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         task(**settings)
+    for name, cls, arguments in (
+        ("autoencoder", "zoo.audiosr.MelFeatures", {"n_fft": 512}),
+        ("vocoder", "zoo.audio.LogMel", {"n_fft": 512, "win_length": 512, "f_min": 20.0}),
+    ):
+        net = FrozenAutoencoder(config=AUTOENCODER) if name == "autoencoder" else FrozenVocoder(config=VOCODER)
+        sizes = {"sample_rate": RATE, "hop_length": 160, "n_mels": 32, **arguments}
+        for f_max in (8000.0, 3000.0):
+            spec = {"class_path": cls, "init_args": {**sizes, "f_max": f_max}}
+            net.description = net.description._replace(others={"features": spec, "mel": spec})
+            with (
+                nullcontext() if f_max == 8000 else pytest.raises(ValueError, match=f"the {name} was trained on other")
+            ):
+                task(**{name: net})
     for options in ({"dropout": 1.5}, {"global_input": "both"}):
         with pytest.raises(ValueError, match=next(iter(options))):
             ConditionOptions(**options)

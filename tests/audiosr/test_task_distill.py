@@ -158,6 +158,14 @@ def test_copy_of_a_teacher_knows_the_autoencoder(tmp_path: Path) -> None:
         student(teacher=copied, autoencoder=FrozenAutoencoder(config=AUTOENCODER, seed=1))
 
 
+def test_a_teacher_of_another_process_is_refused() -> None:
+    made = teacher()
+    process = {"class_path": "zoo.audiosr.CosineDiffusion", "init_args": {"prediction": "noise"}}
+    made.description = made.description._replace(others={"diffusion": process})
+    with pytest.raises(ValueError, match="1000 steps and prediction noise, diffusion has 1000 and v"):
+        student(teacher=made)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self, get_args
 import torch
 from torch import Tensor, nn
 
+from zoo.audio.analysis.mel import LogMel
 from zoo.audiosr.diffusion import CosineDiffusion, Sampler, row_noise
 from zoo.audiosr.losses import DiffusionTerm, Objective, sample_step_noise, validate_losses, weighted_sum
 from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser
@@ -129,6 +130,12 @@ def check_components(
             f"the vocoder makes {vocoder.hop_length} samples from {vocoder.n_mels} bands; expected "
             f"{features.hop_length} and {features.n_mels}, the features' hop and bands"
         )
+    for name, front_end in (
+        ("autoencoder", autoencoder.build_other("features")),
+        ("vocoder", None if vocoder is None else vocoder.build_other("mel")),
+    ):
+        if isinstance(front_end, MelFeatures | LogMel) and not features.equals(front_end):
+            raise ValueError(f"the {name} was trained on other mels than features makes: give both the same arguments")
     encoder = net.global_encoder
     if encoder is not None and encoder.n_mels != features.n_mels:
         raise ValueError(f"global_encoder.n_mels is {encoder.n_mels}, features.n_mels is {features.n_mels}")
@@ -296,7 +303,7 @@ class DiffusionTask(SingleOptimizerTask):
             self.write_media("figure", f"clip{batch_idx}_spectra", restorer.plot(signals, cutoff_hz))
 
         self.log_media(stage, batch_idx, write_signals)
-        return values
+        return {name: value for name, value in values.items() if math.isfinite(value)}  # silence has no band below
 
     def _compute_terms(self, latent: Tensor, *inputs: Tensor | None) -> dict[str, Tensor]:
         """Compute means of the terms over the items, and their weighted sum as `loss`."""

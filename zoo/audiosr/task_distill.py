@@ -246,6 +246,12 @@ def _check_teacher(
         for key in ("heads", "num_heads", "num_groups"):  # which no tensor's shape shows
             if (value := getattr(modules.get(path), key, None)) != (taught := getattr(module, key, None)):
                 raise ValueError(f"net.{path} has {key} {value}, the teacher's {taught}: give net its arguments")
+    process = teacher.build_other("diffusion")
+    if process is not None and (process.steps, process.prediction) != (diffusion.steps, diffusion.prediction):
+        raise ValueError(
+            f"the teacher was trained with {process.steps} steps and prediction {process.prediction}, diffusion has "
+            f"{diffusion.steps} and {diffusion.prediction}: give both the same"
+        )
     trained = teacher.trained_on
     if trained is not None and trained != autoencoder.fingerprint():
         raise ValueError(

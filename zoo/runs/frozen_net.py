@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import zoo
+from zoo.common.build import build
 from zoo.common.registry import get_class
 from zoo.runs.frozen import FrozenModule
 
@@ -53,6 +54,11 @@ class FrozenNet(FrozenModule):
     def is_local(self) -> bool:
         """Always: no hub has these weights, so runs and exports keep a copy."""
         return True
+
+    def build_other(self, name: str) -> Any:
+        """Build another component that the net's source describes; None where there is none of this name."""
+        spec = self.description.others.get(name)
+        return build(spec) if isinstance(spec, Mapping) else None
 
     def save_source(self, folder: Path) -> None:
         """Write weights and description in the layout of an export."""

@@ -113,6 +113,7 @@ class NetDescription(NamedTuple):
 
     spec: Mapping[str, Any]  # `class_path` and `init_args`
     records: Mapping[str, Any]  # of the frozen modules that it was trained with, see `zoo.runs.frozen`
+    others: Mapping[str, Any]  # descriptions of the other components of its source
 
     def save(self, folder: Path, net: nn.Module, inference: str) -> None:
         """Write the net into an existing folder, as an export of one component; `inference` as its stage has it."""
@@ -139,10 +140,11 @@ def load_net(
     """
     saved: Components | None = None
     if isinstance(source, Mapping):
-        description = NetDescription(source, {})
+        description = NetDescription(source, {}, {})
     else:
         name, saved = _read_single_net(Path(source), base)
-        description = NetDescription(saved.description["components"][name], saved.description.get("frozen", {}))
+        others = dict(saved.description["components"])
+        description = NetDescription(others.pop(name), saved.description.get("frozen", {}), others)
     with seeded_rng(seed):
         net = build(description.spec, base)
     if saved is not None:

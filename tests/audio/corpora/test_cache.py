@@ -125,6 +125,15 @@ def test_quiet_files_keep_their_precision(tmp_path, peak_db, subtype):
     assert 10 * np.log10(np.sum(expected**2) / np.sum((audio - expected) ** 2)) >= 80
 
 
+def test_files_beyond_full_scale_keep_their_level(tmp_path):
+    loud = np.random.default_rng(1).uniform(-2.5, 2.5, RATE)
+    files.write(tmp_path / "a.wav", loud, RATE, "FLOAT")
+    corpus = build_cache([tmp_path / "a.wav"], tmp_path / "out", RATE)
+    np.testing.assert_allclose(corpus.read(0), loud, atol=1e-4)
+    assert corpus.peaks[0] == pytest.approx(np.abs(loud).max(), abs=1e-4)
+    assert read_normalized(corpus, 0, False, 0, -1).abs().max() == pytest.approx(1, abs=1e-4)
+
+
 def test_too_many_bad_files_and_other_folders_are_refused(tmp_path):
     paths = corpus(tmp_path, 6)
     paths[2].write_bytes(b"")

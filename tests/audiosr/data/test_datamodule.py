@@ -107,6 +107,30 @@ def test_validation_is_a_grid(corpus: Path, tmp_path: Path) -> None:
     assert data(corpus, tmp_path, **{"split.items": 1}).val_set.cutoffs_hz == [2000, 4000]
 
 
+@pytest.mark.parametrize("options", [{"split.items": 2, "split.ratio": None}, {"split.ratio": 0.4}])
+def test_copies_of_a_recording_stay_together(options: dict, tmp_path: Path) -> None:
+    speech = SyntheticSpeech(RATE, seconds=(0.5, 0.7))
+    for copy in range(4):
+        for recording in range(3):
+            files.write(tmp_path / "high" / f"{'abc'[recording]}_{copy}.wav", speech.utterance(recording), RATE)
+    module = data(tmp_path / "high", tmp_path, **options)
+    train, val = ({module.train_set.recordings.high.names[i][0] for i in part.indices}
+                  for part in (module.train_set, module.val_set))  # fmt: skip
+    assert train and val and not train & val
+
+
+def test_pairs_beyond_full_scale_keep_their_levels(tmp_path: Path) -> None:
+    audio = SyntheticSpeech(RATE, seconds=(0.5, 0.7)).utterance(0)
+    for index, peak in enumerate((0.5, 1.7, 0.9)):
+        high = audio * peak / np.abs(audio).max()
+        for part, gain in (("high", 1.0), ("low", 1.2)):
+            files.write(tmp_path / "pairs" / part / f"{index}.wav", gain * high, RATE, "FLOAT")
+    module = data(tmp_path / "pairs", tmp_path, mode="paired", **{"split.items": 1, "split.ratio": None})
+    for item in range(2):
+        pair = module.train_set[0, item]
+        torch.testing.assert_close(pair["low"], 1.2 * pair["high"], atol=2e-4, rtol=0)
+
+
 def test_validation_by_ratio_list_and_folder(corpus: Path, tmp_path: Path) -> None:
     high = corpus / "train" / "high"
     (tmp_path / "val.txt").write_text("x/1\n")

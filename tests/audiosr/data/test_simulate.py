@@ -27,6 +27,13 @@ def test_the_band_below_stays_in_place_and_the_band_above_goes(filter_type, orde
     assert np.abs(lowpass(tone(7500), RATE, 3000, filter_type, order, resample))[inside].max() < 0.03
 
 
+@pytest.mark.parametrize("number", range(len(FILTER_TYPES)))
+def test_validation_filters_end_at_their_cutoff(number: int) -> None:
+    spectra = np.fft.rfft([hiss(RATE), Simulation().limit_band(hiss(RATE), RATE, 3000, number)])  # a bin is 1 Hz
+    power = (np.abs(spectra[1]) / np.abs(spectra[0])) ** 2
+    assert power[2000:2500].mean() > 0.5 and power[3500:4000].mean() < 0.25
+
+
 @pytest.mark.parametrize("samples", [1, 2, 20])
 @pytest.mark.parametrize("resample", [False, True])
 def test_short_signals(samples, resample):

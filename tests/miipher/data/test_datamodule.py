@@ -135,9 +135,8 @@ def test_copies_of_a_recording_stay_on_one_side(tmp_path: Path) -> None:
         6,
         6,
     ]
-    with pytest.raises(ValueError, match="copies of one recording"):
-        write_clips(tmp_path / "one", "a_0", "a_1")
-        ready(root=tmp_path / "one", degraded=str(tmp_path / "one"), items=1)
+    write_clips(tmp_path / "one", "a_0", "a_1", "a_2")  # pieces, not copies
+    assert len(ready(root=tmp_path / "one", items=1).train_set) == 2
 
 
 @pytest.mark.parametrize(
@@ -174,7 +173,26 @@ def test_validation_folders(corpus: Path) -> None:
     assert (len(data.train_set), len(data.val_set)) == (4, 3)
     data = ready(VocoderSegments, **roots, **versions)
     assert (len(data.train_set), len(data.val_set)) == (4, 3)
-    assert torch.equal(data.val_set.clips[0]["input"], torch.from_numpy(data.val_set.clips.corpus.read(0)))
+    clips = data.val_set.clips
+    torch.testing.assert_close(clips[0]["input"], clips[0]["clean"])
+
+
+def test_degraded_versions_and_targets_have_the_level_of_the_input(tmp_path: Path) -> None:
+    for index, peak in enumerate((0.5, 0.04, 0.3)):
+        clip = np.random.default_rng(index).uniform(-peak, peak, 22050)
+        files.write(tmp_path / "clean" / f"{index}.wav", clip, RATE, "FLOAT")
+        files.write(tmp_path / "degraded" / f"{index}.wav", 0.1 * clip, RATE, "FLOAT")
+    options = {"root": tmp_path / "clean", "degraded": str(tmp_path / "degraded"), "sample_rate": RATE}
+    data = ready(VocoderSegments, **options)
+    for item in (data.train_set[0, 0], data.train_set[0, 1], data.val_set.clips[0]):
+        assert 0.7 < float(item["input"].abs().max()) <= 0.96
+    speech, audio = data.train_set.corpora
+    for item in range(2):
+        index = int(data.train_set.indices[item])
+        target = data.train_set[0, item]["audio"]
+        gain = min(0.95 / speech.peaks[index], 1 / audio.peaks[index])
+        ratios = target.abs().max() / np.abs(audio.read(index)).max()
+        assert ratios <= gain * 1.001
 
 
 def test_wrong_options_are_refused(corpus: Path) -> None:

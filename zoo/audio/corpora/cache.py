@@ -25,10 +25,10 @@ from zoo.common.atomic_files import replace_folder
 from zoo.common.checks import check_unreadable_share
 from zoo.common.journal import Journal
 
-VERSION = 3
+VERSION = 4
 JOURNAL_NAME = "journal.jsonl"
 _FULL_SCALE = 32768.0
-_MAX_EXPONENT = 64  # of the gain of a quiet file
+_MAX_EXPONENT = 64  # of the gain of a quiet file, and of the loss of one beyond full scale
 _LOG = logging.getLogger(__name__)
 
 
@@ -37,8 +37,9 @@ class CorpusCache:
 
     Attributes:
         lengths: samples per file (N,) int64.
-        peaks: largest absolute sample per file (N,) float32, in [0, 1].
-        exponents: per file (N,) int8; samples are stored times 2 to this power, so that quiet files stay precise.
+        peaks: largest absolute sample per file (N,) float32.
+        exponents: per file (N,) int8; samples are stored times 2 to this power, so that quiet files stay precise and
+            those beyond full scale (of floats, or after resampling) keep their level.
         unreadable: cause by name of the files that were left out.
 
     Raises:
@@ -80,7 +81,7 @@ class CorpusCache:
         return names
 
     def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:
-        """Read a file of the corpus, or a part of it cut like a slice, (T,) float32 in [-1, 1), a copy."""
+        """Read a file of the corpus, or a part of it cut like a slice, (T,) float32, a copy."""
         length = int(self.lengths[index])
         if index < 0 or not 0 <= start < length or samples < -1:
             raise ValueError(f"{self.names[index]}: cannot read {samples} samples from {start} on, it has {length}")
@@ -225,14 +226,14 @@ def to_int16(audio: np.ndarray) -> tuple[np.ndarray, float, int]:
     """Round a clip (T,) as the cache stores it.
 
     Returns:
-        Samples (T,) int16; the peak, at most 1, to which a clip beyond full scale is scaled down; and the largest
-        exponent of 2 that keeps a quiet clip within full scale.
+        Samples (T,) int16, the peak, and the largest exponent of 2 that keeps the clip within full scale.
     """
-    audio = audio / max(1.0, float(np.abs(audio).max()))
     peak = float(np.abs(audio).max())
     exponent = 0
-    if peak > 0:
+    if 0 < peak <= 1:  # full scale itself is clipped by one step
         exponent = min(max(0, math.floor(math.log2((_FULL_SCALE - 1) / _FULL_SCALE / peak))), _MAX_EXPONENT)
+    elif peak > 1:
+        exponent = max(math.floor(-math.log2(peak)), -_MAX_EXPONENT)
     scaled = np.rint(audio * np.float32(_FULL_SCALE * 2.0**exponent))
     samples = np.clip(scaled, -_FULL_SCALE, _FULL_SCALE - 1).astype("<i2")
     return samples, float(np.abs(samples.astype(np.int32)).max()) / _FULL_SCALE / 2.0**exponent, exponent

@@ -254,21 +254,30 @@ def split_last_items(count: int, items: int) -> tuple[range, range]:
     return range(count - held_out), range(count - held_out, count)
 
 
-def split_last_recordings(corpus: Corpus, items: int) -> tuple[range, range]:
-    """Number the clips as `split_last_items` does; copies of a recording, `x_0.wav`, `x_1.wav`, ..., stay together.
+def recording_numbers(corpus: Corpus) -> np.ndarray:
+    """Number the recordings of clips (N,): copies `x_0.wav`, `x_1.wav`, ..., equally long, are of one.
 
-    Copies are equally long; the first held-out clip moves forward to where they begin.
+    Where all clips would be of one, each is its own: they are pieces, not copies.
     """
+    numbers: dict[tuple[str, int], int] = {}
+    keys = (
+        (re.sub(r"_\d+$", "", without_suffix(name)), int(length))
+        for name, length in zip(corpus.names, corpus.lengths, strict=True)
+    )
+    result = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
+    return result if len(numbers) > 1 else np.arange(len(result))
 
-    def recording(number: int) -> tuple[str, int]:
-        return re.sub(r"_\d+$", "", without_suffix(corpus.names[number])), int(corpus.lengths[number])
 
-    held_out = len(split_last_items(len(corpus.lengths), items)[0])
-    while held_out > 0 and recording(held_out - 1) == recording(held_out):
+def split_last_recordings(corpus: Corpus, items: int) -> tuple[range, range]:
+    """Number the clips as `split_last_items` does; those of a recording, see `recording_numbers`, stay together.
+
+    The first held-out clip moves forward to where its recording begins.
+    """
+    numbers = recording_numbers(corpus)
+    held_out = len(split_last_items(len(numbers), items)[0])
+    while held_out > 1 and numbers[held_out - 1] == numbers[held_out]:
         held_out -= 1
-    if held_out == 0:
-        raise ValueError("data.split.items: all clips are copies of one recording, so that nothing is left to train on")
-    return range(held_out), range(held_out, len(corpus.lengths))
+    return range(held_out), range(held_out, len(numbers))
 
 
 def drop_short_clips(
@@ -293,7 +302,14 @@ def select(values: np.ndarray, indices: Sequence[int] | np.ndarray) -> np.ndarra
 
 
 def read_normalized(corpus: Corpus, index: int, normalize: bool, start: int, samples: int) -> Tensor:
-    """Read a piece of a clip (T,); with `normalize` the peak of the full clip becomes 0.95, silence stays silence."""
+    """Read a piece of a clip (T,) at the level of `clip_gain`."""
     audio = torch.from_numpy(np.array(corpus.read(index, start, samples), dtype=np.float32))
+    return audio * clip_gain(corpus, index, normalize)
+
+
+def clip_gain(corpus: Corpus, index: int, normalize: bool) -> float:
+    """Return the factor that brings the peak of a full clip to 0.95, or without `normalize` to 1 where it is above."""
     peak = float(corpus.peaks[index])
-    return audio * (PEAK / peak) if normalize and peak > 0 else audio
+    if normalize:
+        return PEAK / peak if peak > 0 else 1.0
+    return 1 / max(peak, 1.0)

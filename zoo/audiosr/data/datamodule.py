@@ -11,7 +11,7 @@ import numpy as np
 
 from zoo.audio import EmbeddedCorpus
 from zoo.audio.corpora.cache import CorpusCache, build_cache
-from zoo.audio.corpora.corpus import Corpus, CorpusOptions, MemoryCorpus, cache_dir, select
+from zoo.audio.corpora.corpus import Corpus, CorpusOptions, MemoryCorpus, cache_dir, recording_numbers, select
 from zoo.audiosr.data.crops import Clips, Crops, SilenceFilter, ValidationGrid
 from zoo.audiosr.data.simulate import Simulation, max_cutoff_hz
 from zoo.audiosr.data.sources import Part, Recordings, find_parts, match_pairs
@@ -31,7 +31,7 @@ class ValidationSplit:
         train_list: files to train on: lines `id|anything` or paths, or JSONL with `path`; all when null.
         val_list: files to validate on, likewise.
         ratio: share of the clips where neither folder nor list names them, 0 to 1, chosen at random; null takes the
-            last `items` by name, as `zoo.hifigan.VocoderData` does.
+            last `items` by name, as `zoo.hifigan.VocoderData` does. Copies of a recording stay together.
         seed: of that choice.
         items: most clips; all when null. Needed where `ratio` is null.
         samples: length of an excerpt; as in training when null.
@@ -51,18 +51,23 @@ class ValidationSplit:
         check_within(0, 1, ratio=self.ratio or 0.0)
         check_at_least(1, samples=self.samples or 1)
 
-    def split(self, clips: Clips) -> tuple[Clips, Clips]:
+    def split(self, clips: Clips, corpus: Corpus) -> tuple[Clips, Clips]:
         """Split clips into those for training and those for validation, the latter in random order with `ratio`."""
+        clips = np.asarray(clips)
         count = (self.items or 0) if self.ratio is None else max(1, round(self.ratio * len(clips)))
         if not 0 < count < len(clips):
             raise ValueError(
                 f"data.init_args.split: ratio {self.ratio} and items {self.items} leave {count} of {len(clips)} clips "
                 "for validation; both sets need at least one"
             )
-        if self.ratio is None:
-            return clips[:-count], clips[-count:]
-        order = np.random.default_rng(self.seed).permutation(np.asarray(clips))
-        return np.sort(order[count:]), order[:count]
+        is_random = self.ratio is not None
+        order = np.random.default_rng(self.seed).permutation(clips) if is_random else clips[::-1]
+        numbers = recording_numbers(corpus)[order]
+        recordings = np.array(list(dict.fromkeys(numbers.tolist())))
+        needed = int(np.searchsorted(np.bincount(numbers)[recordings].cumsum(), count)) + 1
+        is_held_out = np.isin(numbers, recordings[: min(needed, len(recordings) - 1)])
+        train, val = np.sort(order[~is_held_out]), order[is_held_out]
+        return train, val if is_random else np.sort(val)
 
     def grid(self, sample_rate: int) -> tuple[float, ...]:
         """Return the cut-offs in Hz at a sample rate."""
@@ -162,7 +167,7 @@ class SuperResolutionData(ZooDataModule):
             recordings = [self._recordings(part) for part in self._parts()]
         train, valid = recordings[0], recordings[-1]
         if len(recordings) == 1:
-            train_clips, val_clips = self.split.split(train.usable_clips)
+            train_clips, val_clips = self.split.split(train.usable_clips, train.high)
         else:
             train_clips, val_clips = train.usable_clips, valid.usable_clips
         self.train_set: Crops = Crops(

@@ -27,6 +27,7 @@ def lowpass(
     filter_type: FilterType = "butter",
     order: int = 8,
     resample: bool = False,
+    bessel_norm: Literal["phase", "mag"] = "phase",
 ) -> np.ndarray:
     """Low-pass audio (T,) without a delay: the filter runs forwards and backwards.
 
@@ -37,6 +38,7 @@ def lowpass(
         order: of one pass, >= 1; AudioSR samples 2 to 10.
         resample: filter, go down to 2 * cutoff_hz and back, and filter again, as the original does: no band is left
             above the cut-off. Quick for cut-offs that divide the sample rate well (multiples of 100 Hz).
+        bessel_norm: `phase` as the original, whose Bessel filter ends far below its cut-off; `mag` ends there.
 
     Source: Liu et al., "AudioSR" (2023), section 4.1, and its code's order of steps.
     """
@@ -46,9 +48,12 @@ def lowpass(
         raise ValueError(f"cutoff_hz lies between 0 and half the sample rate, {sample_rate / 2} Hz; found {cutoff_hz}")
     check_at_least(1, order=order)
     check_one_of(FILTER_TYPES, filter_type=filter_type)
-    sections = scipy.signal.iirfilter(
-        order, cutoff_hz, _RIPPLE_DB, _STOP_DB, "lowpass", ftype=filter_type, output="sos", fs=sample_rate
-    )
+    if filter_type == "bessel":
+        sections = scipy.signal.bessel(order, cutoff_hz, "lowpass", output="sos", norm=bessel_norm, fs=sample_rate)
+    else:
+        sections = scipy.signal.iirfilter(
+            order, cutoff_hz, _RIPPLE_DB, _STOP_DB, "lowpass", ftype=filter_type, output="sos", fs=sample_rate
+        )
     filtered = _filter_both_ways(sections, audio)
     if resample:
         narrow = round(2 * cutoff_hz)
@@ -109,7 +114,7 @@ class Simulation:
     def limit_band(self, high: np.ndarray, sample_rate: int, cutoff_hz: float, number: int) -> np.ndarray:
         """Filter (T,) float32 for validation; the filter types take turns by `number`, 0 or more."""
         filter_type = self.filter_types[number % len(self.filter_types)]
-        return lowpass(high, sample_rate, cutoff_hz, filter_type, VAL_ORDER)
+        return lowpass(high, sample_rate, cutoff_hz, filter_type, VAL_ORDER, bessel_norm="mag")
 
     def band(self, sample_rate: int) -> tuple[float, float]:
         """Return the range of cut-offs in Hz at a sample rate; ValueError where it cannot hold the lowest."""

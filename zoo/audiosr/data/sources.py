@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from zoo.audio.corpora.cache import relative_names
-from zoo.audio.corpora.corpus import MAX_EXAMPLES, PEAK, Corpus, check_apart, corpus_files, without_suffix
+from zoo.audio.corpora.corpus import MAX_EXAMPLES, Corpus, check_apart, clip_gain, corpus_files, without_suffix
 from zoo.audio.io import files
 
 log = logging.getLogger(__name__)
@@ -111,8 +111,7 @@ class Recordings:
     def read(self, index: int, start: int, samples: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Read a piece (T,) float32 of a clip and of its counterpart; T is less than `samples` at the clip's end."""
         samples = min(samples, self.length(index) - start)
-        peak = float(self.high.peaks[index]) if self.normalize else 0.0
-        gain = np.float32(PEAK / peak if peak > 0 else 1.0)
+        gain = np.float32(clip_gain(self.high, index, self.normalize))
         high = self.high.read(index, start, samples) * gain
         if self.low is None or self.counterparts is None:
             return high, None

@@ -64,7 +64,7 @@ class AdapterFolders(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Refuse a run folder with adapters of another program, which would be replaced or deleted, and EMA."""
-        if any(isinstance(callback, EMA) for callback in trainer.callbacks):
+        if any(isinstance(callback, EMA) for callback in trainer.callbacks):  # type: ignore[attr-defined]
             raise ValueError(
                 "AdapterFolders writes no averages: leave it out beside EMA, and use zoo convert on the run"
             )

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from zoo.audio.augment.degrade import Degrader
-from zoo.audio.corpora.corpus import Corpus, read_normalized
+from zoo.audio.corpora.corpus import PEAK, Corpus, clip_gain, read_normalized
 from zoo.miipher.nets.families import SAMPLE_RATE
 from zoo.training.resume import Key, item_seed
 
@@ -30,10 +30,13 @@ class Degradation:
     versions: Versions | None = None
 
     def degraded_input(self, clean: np.ndarray, index: int, start: int, rng: np.random.Generator) -> np.ndarray:
-        """Return the degraded version (T,) of a piece of clip `index` that starts at sample `start`."""
+        """Return the degraded version (T,) of a piece of clip `index` that starts at sample `start`.
+
+        A version that is read has a peak of 0.95, as what a restorer gives the encoder.
+        """
         if self.versions is not None:
             corpus, numbers = self.versions
-            version = corpus.read(int(rng.choice(numbers[index])), start, len(clean))
+            version = read_normalized(corpus, int(rng.choice(numbers[index])), True, start, len(clean)).numpy()
             return np.pad(version, (0, len(clean) - len(version)))
         if self.degrader is None:
             return clean
@@ -84,7 +87,7 @@ class Segments(Dataset[Item]):
         epoch, item = key
         index = int(self.indices[item])
         rng = np.random.default_rng(item_seed(self.seed, epoch, item))
-        (speech, audio), (hop, audio_hop) = self.corpora, self.hops
+        speech, (hop, audio_hop) = self.corpora[0], self.hops
         window = self.frames + 2 * self.context
         available = int(speech.lengths[index]) // hop
         start = int(rng.integers(max(available - self.frames, 0) + 1))
@@ -94,7 +97,7 @@ class Segments(Dataset[Item]):
         degraded = clean
         if not is_clean:
             degraded = torch.from_numpy(self.degradation.degraded_input(clean.numpy(), index, first * hop, rng))
-        target = read_normalized(audio, index, True, start * audio_hop, self.frames * audio_hop)
+        target = _read_target(self.corpora, index, start * audio_hop, self.frames * audio_hop)
         return {
             "input": _pad(degraded, window * hop),
             "lengths": torch.tensor(len(degraded)),
@@ -120,8 +123,15 @@ class Pairs(Dataset[Item]):
         clip = self.clips[item]
         frames = len(clip["input"]) // self.hops[0]
         index = int(self.clips.indices[item])
-        audio = read_normalized(self.audio, index, True, 0, frames * self.hops[1])
+        audio = _read_target((self.clips.corpus, self.audio), index, 0, frames * self.hops[1])
         return {"input": clip["input"][: frames * self.hops[0]], "audio": audio}
+
+
+def _read_target(corpora: tuple[Corpus, Corpus], index: int, start: int, samples: int) -> Tensor:
+    """Read audio at the vocoder's rate with the gain that the clip has at 16 kHz, but no peak above 1."""
+    speech, audio = corpora
+    gain = min(clip_gain(speech, index, True), clip_gain(audio, index, True) / PEAK)
+    return torch.from_numpy(np.array(audio.read(index, start, samples))) * gain
 
 
 def _pad(audio: Tensor, samples: int) -> Tensor:
