@@ -36,7 +36,8 @@ class GANStep:
         clip_g: largest gradient norm of the generator, after unscaling; None for no clipping.
         clip_d: the same for the discriminators.
         accumulate: number of chunks in which a batch is processed. The generator's activations are recomputed chunk by
-            chunk: memory falls with the chunk, and the gradient stays that of the full batch. Not with batch norm.
+            chunk: memory falls with the chunk, and the gradient stays that of the full batch, but for spectral norm,
+            which iterates once a chunk. Not with batch norm.
         discriminator_start: number of steps trained with the reconstruction terms alone; both schedules run from the
             first step.
         adversarial: "least_squares" or "hinge" losses; both add up the sub-discriminators.
