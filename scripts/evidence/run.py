@@ -1,8 +1,8 @@
 """Train every demo over fresh seeds and check the claims on them: python scripts/evidence/run.py --help.
 
-The same command resumes: finished trainings are not repeated, a killed one resumes from its last checkpoint. The page
-docs/evidence.md has the results so far, docs/evidence.json all figures with the commit that each is of. Seeds of that
-file whose recipes have not changed since are not trained again.
+The same command goes on: finished trainings are not repeated, a killed one begins anew, since other loops get its
+processor time. docs/evidence.md has the results so far, docs/evidence.json all figures with the commits that each is
+of. Seeds of that file whose recipes and scripts have not changed since are not trained again.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import functools
 import hashlib
+import inspect
 import json
 import math
 import multiprocessing
@@ -18,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from scripts.evidence.gallery import FOLDER as GALLERY
 from zoo.common.atomic_files import write_atomic
 from zoo.common.configs import load_recipe
 from zoo.common.environment import describe_machine
-from zoo.common.locks import lock_folder
+from zoo.common.locks import is_locked, lock_folder
 from zoo.common.reports import markdown_table, replace_non_finite
 from zoo.common.systems import recipe_root
 from zoo.tuning.study import die_with_parent
@@ -101,7 +102,7 @@ def run_seed(name: str, root: Path, seed: int, quick: bool = False) -> None:
     demo = DEMOS[name]
     with lock_folder(root, f"evidence {name}", timeout_seconds=30 * 86400):
         plan = list(demo.plan(root, seed, quick))
-        digests = {step.name: _digest(step, root, quick) for step in plan}
+        digests = _digests(demo, plan, root, quick)
         previous = _read_result(root, quick)
         if previous.get("figures") and previous["digests"] == digests:
             return
@@ -111,7 +112,7 @@ def run_seed(name: str, root: Path, seed: int, quick: bool = False) -> None:
         try:
             demo.prepare(root)
             for step in plan:
-                _run_step(step, root, quick)
+                _run_step(step, root, quick, digests[step.name])
             measuring = cost_of(lambda: result.update(figures=demo.figures(root, quick))).cpu
         except subprocess.CalledProcessError as error:
             result["error"] = f"{step.name}: `zoo {error.cmd[3]}` ended with {error.returncode}"
@@ -119,38 +120,48 @@ def run_seed(name: str, root: Path, seed: int, quick: bool = False) -> None:
             result["error"] = str(error)
         steps = _read_json(root / STEPS)
         result["cpu_seconds"] = measuring + sum(each.get("cpu_seconds", 0.0) for each in steps.values())
-        result["resumed"] = any(each["attempts"] > 1 for each in steps.values())  # its time is a lower bound
-        result |= {"commit": _commit(), "date": time.strftime("%Y-%m-%d"), "machine": describe_machine()}
+        commits = dict.fromkeys([*(each["commit"] for each in steps.values()), _commit()])
+        result |= {"commits": [*commits], "date": time.strftime("%Y-%m-%d"), "machine": describe_machine()}
         _write_json(root / RESULT, result)
 
 
-def _run_step(step: EvidenceStep, root: Path, quick: bool) -> None:
-    """Run a step unless it was finished before; record its processor time."""
-    steps, digest = _read_json(root / STEPS), _digest(step, root, quick)
-    record = steps.get(step.name, {"attempts": 0, "digest": digest})
-    if record["digest"] != digest:
-        raise ValueError(f"{root / step.name} was trained by another recipe: delete {root}, or choose another --output")
-    if "cpu_seconds" in record:
+def _run_step(step: EvidenceStep, root: Path, quick: bool, digest: str) -> None:
+    """Run a step unless it was finished before; record its processor time and the commit."""
+    steps, folder = _read_json(root / STEPS), root / step.name
+    if step.name in steps:
+        if steps[step.name]["digest"] != digest:
+            raise ValueError(f"{folder} was trained by another recipe: delete {root}, or choose another --output")
         return
-    record["attempts"] += 1
-    _write_json(root / STEPS, {**steps, step.name: record})
-    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {root / step.name}", flush=True)
+    while is_locked(folder):
+        time.sleep(1)
+    shutil.rmtree(folder, ignore_errors=True)
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {folder}", flush=True)
+    commit = _commit()
     if step.arguments[0] == "fit":
-        record["cpu_seconds"] = cost_of(lambda: train_once(root / step.name, step.arguments, quick)).cpu
+        cost = cost_of(lambda: train_once(folder, step.arguments, quick))
     else:
-        command = [sys.executable, "-m", "zoo", *step.arguments]
-        record["cpu_seconds"] = cost_of(lambda: subprocess.run(command, check=True)).cpu
-    _write_json(root / STEPS, {**steps, step.name: record})
+        cost = cost_of(lambda: subprocess.run([sys.executable, "-m", "zoo", *step.arguments], check=True))
+    _write_json(root / STEPS, {**steps, step.name: {"digest": digest, "cpu_seconds": cost.cpu, "commit": commit}})
 
 
-def _digest(step: EvidenceStep, root: Path, quick: bool) -> str:
-    """Hash all that decides a step: its arguments without folders, and the recipes' contents."""
+def _digests(demo: Demo, plan: Sequence[EvidenceStep], root: Path, quick: bool) -> dict[str, str]:
+    """Hash what decides each step, with the code that prepares its data, and the code that measures."""
+
+    def code(function: Callable[..., Any]) -> str:
+        return hashlib.sha256(inspect.getsource(sys.modules[function.__module__]).encode()).hexdigest()
+
+    prepared = "" if demo.prepare is Demo._field_defaults["prepare"] else code(demo.prepare)
+    return {**{step.name: _digest(step, root, quick, prepared) for step in plan}, "measure": code(demo.measure)}
+
+
+def _digest(step: EvidenceStep, root: Path, quick: bool, code: str) -> str:
+    """Hash all that decides a step: its arguments without folders, the recipes' contents and code."""
     folders = [str(root), str(recipe_root()), str(data_folder())]
     arguments = [functools.reduce(lambda text, folder: text.replace(folder, ""), folders, each)
                  for each in step.arguments]  # fmt: skip
     configs = [Path(each.removeprefix("--config=")) for each in step.arguments if each.startswith("--config=")]
     recipes = [load_recipe(path) for path in configs]
-    return hashlib.sha256(json.dumps([arguments, quick, recipes]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([arguments, quick, recipes, code]).encode()).hexdigest()
 
 
 def reproduce(
@@ -183,7 +194,7 @@ def reproduce(
         FileNotFoundError: when recordings are missing.
     """
     time.strptime(date, "%Y-%m-%d")
-    output = Path(output or ROOT / date).absolute()
+    output = Path(output or ROOT / (f"{date}-quick" if quick else date)).absolute()
     demos = select_demos(systems)
     if document is not None and not quick:
         _copy_published_seeds(document.with_suffix(".json"), output, date, seeds)
@@ -244,8 +255,7 @@ def _copy_published_seeds(published: Path, output: Path, date: str, count: int) 
         for seed in seeds_of(date, count, demo.redrawn):
             result, root = results.get(demo.name, {}).get(str(seed), {}), _seed_folder(output, demo.name, seed)
             if result.get("figures") and not result["quick"] and not (root / RESULT).exists():
-                plan = demo.plan(root, seed, False)
-                if result["digests"] == {step.name: _digest(step, root, False) for step in plan}:
+                if result["digests"] == _digests(demo, list(demo.plan(root, seed, False)), root, False):
                     _write_json(root / RESULT, result)
 
 
@@ -254,7 +264,7 @@ def check_claim(claim: Claim, results: Mapping[int, Mapping[str, Any]]) -> dict[
     figures: list[Figures] = [
         {name: math.nan if value is None else value for name, value in each["figures"].items()}
         for each in results.values()
-        if each.get("figures")
+        if {claim.figure, claim.to or claim.figure} <= each.get("figures", {}).keys()
     ]
     errors = [each["error"] for each in results.values() if each.get("error")]
     row: dict[str, Any] = {"demo": claim.demo, "title": claim.title, "limit": claim.limit, "value": None, "seeds": []}
@@ -328,8 +338,9 @@ def _commits(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str
     for name, each in results.items():
         for seed, result in each.items():
             if result:
-                commits, demos = states.setdefault(_tree(result["commit"]), ({}, {}))
-                commits[result["commit"] or "unknown"] = None
+                state = " and ".join(dict.fromkeys(map(_tree, result["commits"])))
+                commits, demos = states.setdefault(state, ({}, {}))
+                commits |= dict.fromkeys(each or "unknown" for each in result["commits"])
                 demos.setdefault(name, []).append(seed)
     return [
         f"- `zoo` at {state} (commits {', '.join(commits)}): "
@@ -392,11 +403,12 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _commit() -> str:
-    """Return the checkout's commit, with "-dirty" where files but the page differ from it; "" where there is none."""
+    """Return the checkout's commit, with "-dirty" where files but the page's differ from it; "" where there is none."""
     head = _git("rev-parse", "--short", "HEAD")
     if head is None:
         return ""
-    return head + ("-dirty" if _git("diff", "--quiet", "HEAD", "--", ".", ":!docs/evidence.*") is None else "")
+    written = (":!docs/evidence.*", ":!docs/gallery")
+    return head + ("-dirty" if _git("diff", "--quiet", "HEAD", "--", ".", *written) is None else "")
 
 
 def _git(*arguments: str) -> str | None:
@@ -416,13 +428,15 @@ def main() -> None:
     parser.add_argument(
         "--date", default=time.strftime("%Y-%m-%d"), help="YYYY-MM-DD; to resume, the date of the start"
     )
-    parser.add_argument("--output", type=Path, help=f"folder of the runs; {ROOT}/DATE when not given")
-    parser.add_argument("--document", type=Path, default=DOCUMENT, help="page to write, and its .json")
+    parser.add_argument("--output", type=Path, help=f"folder of the runs; {ROOT}/DATE when not given, DATE-quick if so")
+    parser.add_argument("--document", type=Path, help=f"page to write, and its .json; {DOCUMENT.name} unless quick")
     parser.add_argument("--jobs", type=int, default=1, help="processes; each of one thread")
     parser.add_argument("--quick", action="store_true", help="check that it runs; the figures are no evidence")
     parser.add_argument("--report", action="store_true", help="train nothing; write the page from finished seeds")
     options = vars(parser.parse_args())
     options["only_report"] = options.pop("report")
+    if options["document"] is None and not options["quick"]:
+        options["document"] = DOCUMENT
     try:
         content = reproduce(**options)
     except (ValueError, OSError) as error:
@@ -430,7 +444,7 @@ def main() -> None:
     failed = [each for each in content["claims"] if each["verdict"].startswith(FAILED)]
     for each in failed:
         print(f"failed: {each['demo']}: {each['title']}: {_describe(each)}, threshold {each['limit']}")
-    print(f"{len(failed)} of {len(content['claims'])} claims failed; see {options['document']}")
+    print(f"{len(failed)} of {len(content['claims'])} claims failed; see {options['document'] or REPORT}")
     raise SystemExit(bool(failed))
 
 

@@ -1,7 +1,10 @@
 import json
 import math
 import os
+import shutil
 import time
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -55,6 +58,26 @@ def computed(monkeypatch):
 
     monkeypatch.setattr(evaluation, "measure", measure)
     return calls
+
+
+def test_another_model_or_folder_is_measured_anew(tmp_path, monkeypatch):
+    @dataclass(frozen=True)
+    class Weighted(Words):
+        weights: Path
+
+    paths, weights = trees(tmp_path, 1), tmp_path / "weights"
+    weights.write_text("one")
+    settings = Settings(("lsd",), RATE, models=(Weighted(weights),))
+    run(paths, tmp_path / "out", settings)
+    calls = computed(monkeypatch)
+    run(paths, tmp_path / "out", settings)
+    assert not calls
+    weights.write_text("three")
+    run(paths, tmp_path / "out", settings)
+    shutil.copytree(paths["restored"], tmp_path / "other")  # with its times
+    count = len(calls)
+    run(paths | {"restored": tmp_path / "other"}, tmp_path / "out", settings)
+    assert count == 3 and [system for system, _ in calls[count:]] == ["restored"]
 
 
 def test_models_score_the_clean_files_too(tmp_path):

@@ -30,8 +30,7 @@ def finished(figures: dict[str, float], error: str | None = None) -> dict[str, A
         "quick": False,
         "digests": {},
         "cpu_seconds": 90.0,
-        "resumed": False,
-        "commit": "abc1234",
+        "commits": ["abc1234"],
         "date": "2026-01-02",
         "machine": MACHINE,
     }
@@ -132,7 +131,7 @@ def test_every_threshold_belongs_to_a_demo_and_every_unit_to_a_recipe(
 
 
 @pytest.mark.slow
-def test_a_killed_training_goes_on_and_a_finished_one_is_left_alone(
+def test_a_killed_training_begins_anew_and_a_finished_one_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for key, value in environment().items():
@@ -146,7 +145,7 @@ def test_a_killed_training_goes_on_and_a_finished_one_is_left_alone(
     monkeypatch.setitem(evidence.DEMOS, "toy/demo", demo)
     evidence.run_seed("toy/demo", tmp_path / "7", 7)
     actual = json.loads((tmp_path / "7" / evidence.RESULT).read_text())
-    assert (actual["figures"], actual["error"], actual["resumed"]) == ({"steps": 20}, None, False)
+    assert (actual["figures"], actual["error"]) == ({"steps": 20}, None)
     train_once(full, [*toy, f"--trainer.default_root_dir={full}"])
     assert record(folder) == record(full)
     written = (folder / "metrics.csv").stat().st_mtime_ns

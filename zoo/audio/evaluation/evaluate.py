@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -209,18 +210,30 @@ def _list_items(
         raise ValueError(f"no file has a clean counterpart of its relative path below {clean}: {examples}, ...")
     if settings.models:  # the ceiling of what needs no reference
         folders = {CLEAN: {name: originals[name] for name in paired}, **folders}
-    items, unique = [], unique_stems(originals)
+    items, unique, models = [], unique_stems(originals), [_file_facts(model) for model in settings.models]
     for system, paths_by_name in folders.items():
         for name in paired if system == CLEAN else names:
             text = texts.get(name, texts.get(Path(name).name) if Path(name).name in unique else None)
             paths = originals.get(name), paths_by_name.get(name)
-            stats = [path.stat() for path in paths if path is not None]
-            facts = [(stat.st_size, stat.st_mtime_ns) for stat in stats]
-            key = hashlib.sha256(repr((zoo.__version__, name, system, facts, text, settings)).encode()).hexdigest()
+            facts = [_file_fact(path) for path in paths if path is not None]
+            described = (zoo.__version__, name, system, facts, text, settings, models)
+            key = hashlib.sha256(repr(described).encode()).hexdigest()
             items.append(EvaluationItem(name, system, *paths, text, key[:16]))
     if len(paired) < len(originals):
         log.warning("%d files of %s have no counterpart and are left out", len(originals) - len(paired), clean)
     return items, len(originals) - len(paired)
+
+
+def _file_fact(path: Path) -> tuple[str, int, int]:
+    stat = path.stat()
+    return os.path.abspath(path), stat.st_size, stat.st_mtime_ns
+
+
+def _file_facts(model: MetricModel) -> list[tuple[str, int, int]]:
+    """Path, size and time of the files that a model's fields name."""
+    values = [getattr(model, field.name) for field in fields(model)]
+    paths = [Path(value) for value in values if isinstance(value, str | Path) and Path(value).exists()]
+    return [_file_fact(file) for path in paths for file in sorted([path, *path.rglob("*")]) if file.is_file()]
 
 
 def measure(item: EvaluationItem, settings: Settings) -> Row:

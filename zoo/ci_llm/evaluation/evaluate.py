@@ -32,6 +32,7 @@ from zoo.common.checks import check_at_least, check_within
 from zoo.common.environment import local_device
 from zoo.common.journal import begin_output, pending_items
 from zoo.common.locks import delete_held_lock, writes_into
+from zoo.common.registry import public_name
 from zoo.common.tensors import state_digest
 from zoo.runs.run_folder import has_config_file
 from zoo.training.resume import item_seed
@@ -246,6 +247,7 @@ def _describe(
 ) -> dict[str, Any]:
     """What must be equal in all calls that write a folder."""
     held_out = tokenise(validation, trained.tokenizer, trained.text_format) if validation else None
+    rule = trained.aggregator
     return {
         "adapters": state_digest(trained.crowd.agents.state_dict()),
         "backbone": trained.crowd.backbone.fingerprint(),
@@ -253,6 +255,7 @@ def _describe(
         "validation": None if held_out is None else _digest(held_out),
         "batch_size": batch_size,
         "answers": asdict(settings),
+        "aggregator": None if rule is None else {"class": public_name(type(rule)), **vars(rule)},
     }
 
 
