@@ -208,7 +208,10 @@ MERGED = [
     ({"a": [1]}, {"a": [2]}, {"a": [2]}),
     ({"a": [1]}, {"a+": [2]}, {"a": [1, 2]}),
     ({"a": [1]}, {"a+": {"x": 2}}, {"a": [1, {"x": 2}]}),
-    ({}, {"a+": [2]}, {"a": [2]}),
+    ({"a": None}, {"a+": [2]}, {"a": [2]}),
+    ({}, {"a+": 2}, {"a+": [2]}),
+    ({"a+": [1]}, {"a+": [2]}, {"a+": [1, 2]}),
+    ({"a+": [1]}, {"a": [2]}, {"a": [2]}),
     ({"a": "one"}, {"a+": "two"}, {"a": ["one", "two"]}),
     ({"a": {"x": 1}}, {"a+": [2]}, {"a": [{"x": 1}, 2]}),
     ({"a": {"class_path": "p.A", "init_args": {"x": 1}}}, {"a": {"init_args": {"y": 2}}},
@@ -234,6 +237,18 @@ def test_recipe_extends_others(tmp_path):
     assert load_recipe(top) == expected
     config, *options = compose_arguments([f"--config={top}", "--seed_everything=4"])
     assert yaml.safe_load(config.removeprefix("--config=")) == expected and options == ["--seed_everything=4"]
+
+
+def test_lists_are_added_to_across_files(tmp_path):
+    write(tmp_path / "base.yaml", trainer={"callbacks": ["a"]})
+    plus = write(tmp_path / "plus.yaml", **{"trainer": {"callbacks+": "b"}, "loggers+": ["wandb"]})
+    both = write(tmp_path / "both.yaml", extends=["base", "plus"])
+    more = write(tmp_path / "more.yaml", trainer={"callbacks+": ["c"]})
+    expected = {"trainer": {"callbacks": ["a", "b", "c"]}, "loggers": ["wandb"]}
+    for files in ([tmp_path / "base.yaml", plus, more], [both, more]):
+        (config,) = compose_arguments([f"--config={path}" for path in files])
+        assert yaml.safe_load(config.removeprefix("--config=")) == expected
+    assert load_recipe(plus) == {"trainer": {"callbacks": ["b"]}, "loggers": ["wandb"]}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zoo.common.configs import dump_yaml, load_recipe, merge, read_mapping
+from zoo.common.configs import dump_yaml, merge, read_mapping, read_recipe, resolve_additions
 from zoo.common.foreign_files import iterate_keys
 from zoo.common.systems import recipe_paths
 
@@ -124,7 +124,7 @@ def read_files(args: Sequence[str]) -> tuple[list[tuple[Path, dict[str, Any]]], 
         section, _, key = option.removeprefix("--").removesuffix("+").partition(".")
         if option in ("", *CONFIG_OPTIONS) and value is not None:
             path = find_recipe(value)
-            files.append((path, load_recipe(path)))
+            files.append((path, read_recipe(path)))
         elif section in (*GROUPS, *CLASSES) and not key and value and value.endswith(SETTINGS_SUFFIXES):
             files.append((Path(value), {section: read_mapping(Path(value))}))
         else:
@@ -141,7 +141,7 @@ def read_files(args: Sequence[str]) -> tuple[list[tuple[Path, dict[str, Any]]], 
 def compose_arguments(args: Sequence[str]) -> list[str]:
     """Put one `--config` with the text of all files before the other options, which win wherever they stand."""
     files, options = read_files(args)
-    config: dict[str, Any] = functools.reduce(merge, [content for _, content in files], {})
+    config: dict[str, Any] = resolve_additions(functools.reduce(merge, [content for _, content in files], {}))
     return [f"--config={dump_yaml(config)}", *options] if config else options
 
 
@@ -160,7 +160,7 @@ def check_section(name: str, place: str, contents: Collection[Mapping[str, Any]]
 def check_layout(content: Mapping[str, Any], path: Path) -> None:
     """Refuse what the parser would ignore: unknown sections, text for a section, keys next to `class_path`."""
     for key, value in content.items():
-        check_section(str(key), str(path))
+        check_section(str(key).removesuffix("+"), str(path))
         if key in GROUPS and not isinstance(value, Mapping):
             raise WrongNameError(f'{path}: "{key}" is {value!r}, expected a mapping; name other files by --config')
     for key, value in iterate_keys(content):

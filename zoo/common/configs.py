@@ -117,11 +117,16 @@ def read_mapping(path: Path) -> dict[str, Any]:
     return content
 
 
-def load_recipe(path: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
+def load_recipe(path: Path) -> dict[str, Any]:
     """Read a recipe merged into those that it extends: `extends: base` (a file next to it) or `extends: hifigan/base`.
 
-    Interpolations stay as they stand. ConfigFileError where it extends itself (`extending`) or what is no recipe.
+    Interpolations stay as they stand. ConfigFileError where it extends itself or what is no recipe.
     """
+    return resolve_additions(read_recipe(path))
+
+
+def read_recipe(path: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
+    """Read a recipe as `load_recipe` does, but leave each `key+` without a list for what the recipe is laid over."""
     content = read_mapping(path)
     names = content.pop("extends", [])
     merged: dict[str, Any] = {}
@@ -133,12 +138,15 @@ def load_recipe(path: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
             raise ConfigFileError(f"{path}: extends {name}, and there is no such recipe (`zoo list` shows all)")
         if base in (path, *extending):
             raise ConfigFileError(f"{path}: extends {name}, which extends it")
-        merged = merge(merged, load_recipe(base, (path, *extending)))
+        merged = merge(merged, read_recipe(base, (path, *extending)))
     return merge(merged, content)
 
 
 def merge(before: Any, after: Any) -> Any:
-    """Merge a section into another: mappings key by key, `key+` adds to a list, another class discards the former's."""
+    """Merge a section into another: mappings key by key, `key+` adds to a list, another class discards the former's.
+
+    Where there is no list yet, `key+` stays for the next merge or `resolve_additions`.
+    """
     if not isinstance(after, Mapping):
         return after
     old = before if isinstance(before, Mapping) else {}
@@ -151,11 +159,23 @@ def merge(before: Any, after: Any) -> Any:
     for key, value in after.items():
         if isinstance(key, str) and key.endswith("+"):
             name = key.removesuffix("+")
-            lists = [each if isinstance(each, list) else [each] for each in (old.get(name) or [], value)]
-            merged[name] = lists[0] + lists[1]
+            former = merged.get(name, old.get(key)) or []
+            lists = [each if isinstance(each, list) else [each] for each in (former, value)]
+            merged[name if name in merged else key] = lists[0] + lists[1]
         else:
+            merged.pop(f"{key}+", None)
             merged[key] = merge(old.get(key), value)
     return merged
+
+
+def resolve_additions(config: Any) -> Any:
+    """Turn each `key+` that no list has met into a list of its own."""
+    if not isinstance(config, Mapping):
+        return config
+    return {
+        key.removesuffix("+") if isinstance(key, str) else key: resolve_additions(value)
+        for key, value in config.items()
+    }
 
 
 def _is_same_class(old: str, new: str) -> bool:
