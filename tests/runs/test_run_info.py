@@ -12,6 +12,7 @@ from tests.run_folders import INTERRUPTED, ROWS, make
 from zoo.common.locks import lock_folder
 from zoo.runs import run_info
 from zoo.runs.checkpoints import save_checkpoint
+from zoo.runs.compare_runs import compare_runs
 from zoo.runs.run_info import describe_run, format_duration
 
 
@@ -111,6 +112,15 @@ def test_curves_survive_a_torn_row_and_foreign_text(tmp_path):
     curves = run_info.read_curves(tmp_path / "metrics.csv")
     assert curves == {"train/loss": [(0, 2), (2, 1), (3, 0)], "val/<b>": [(1, 3)]}
     assert run_info.read_curves(tmp_path / "none.csv") == {}
+
+
+def test_a_validation_before_step_1_is_not_the_trainings(tmp_path):
+    rows = "step,epoch,train/lr_x,val/loss\n0,,,0.1\n0,0,,2.0\n0,,0.5,\n1,0,,1.0\n"
+    run = make(tmp_path / "run", rows=rows, saved=())
+    curves = run_info.read_curves(run / "metrics.csv")
+    assert (curves["val/loss"], curves["train/lr_x"]) == ([(0, 2), (1, 1)], [(0, 0.5)])
+    assert run_info.read_run(run, tmp_path).best == 1.0
+    assert compare_runs([run], tmp_path).values("val/loss") == [(1.0, 1.0)]
 
 
 def test_time_leaves_the_pause_before_a_resume_out(tmp_path):

@@ -246,11 +246,20 @@ def flatten_config(config: Any, key: str = "") -> dict[str, Any]:
 
 
 def read_curves(path: Path) -> dict[str, Points]:
-    """Read the curves of a metrics.csv by metric: (step, value) in the file's order, finite values only."""
+    """Read the curves of a metrics.csv by metric: (step, value) in the file's order, finite values only.
+
+    A validation before step 1 is left out: its values are not the training's.
+    """
     curves: dict[str, Points] = {}
     with contextlib.suppress(OSError, csv.Error), path.open(newline="", encoding="utf-8", errors="replace") as file:
-        add_rows(csv.DictReader(file), curves)
+        add_rows((row for row in csv.DictReader(file) if not _precedes_training(row)), curves)
     return curves
+
+
+def _precedes_training(row: Mapping[str, Any]) -> bool:
+    """Tell whether a row is that of a validation before step 1, which alone has no epoch (`ZooTask`)."""
+    is_first = row.get("step") == "0" and row.get("epoch") == ""
+    return is_first and any(key and key.startswith("val/") and value for key, value in row.items())
 
 
 def add_rows(rows: Iterable[dict[str, Any]], curves: dict[str, Points]) -> None:

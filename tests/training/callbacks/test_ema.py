@@ -106,6 +106,25 @@ def test_resume_is_exact(tmp_path):
         train(EMA(["other"]), max_epochs=2, ckpt_path=tmp_path / "a.ckpt")
 
 
+def test_half_precisions_are_averaged_in_float32(tmp_path):
+    ema, settings = EMA(["net"], decay=0.9999), {"precision": "bf16-true", "max_epochs": 2}
+    trainer, task = train(ema, limit_val_batches=1, **settings)
+    trail = [weight.float() for weight in task.trail]
+    expected = average(trail, [0.9999] * 11)
+    torch.testing.assert_close(ema.shadow["net.0.weight"], expected, rtol=0, atol=2e-6)
+    assert not torch.equal(expected, trail[0]) and torch.equal(expected.bfloat16(), trail[0].bfloat16())
+    assert torch.equal(task.seen[-1], expected.bfloat16())
+    assert equal(task.state_dict(), train(**settings)[1].state_dict())
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    checkpoint = torch.load(tmp_path / "a.ckpt", weights_only=False)
+    checkpoint["ema"]["shadow"] = {name: value.bfloat16() for name, value in checkpoint["ema"]["shadow"].items()}
+    torch.save(checkpoint, tmp_path / "half.ckpt")  # as before the average was kept in float32
+    for name in ("a", "half"):
+        resumed = EMA(["net"], decay=0.9999)
+        train(resumed, ckpt_path=tmp_path / f"{name}.ckpt", **{**settings, "max_epochs": 3})
+        assert {value.dtype for value in resumed.shadow.values()} == {torch.float32}
+
+
 class SaveEarly(L.Callback):
     """Saves before EMA can swap back, when it is listed first."""
 

@@ -17,8 +17,9 @@ class EMA(L.Callback):
     """Averages the trainable parameters of named modules; validation and test run with the average.
 
     Frozen parameters are not copied. Persistent float buffers (running statistics) are copied as they are, not
-    averaged. The first update copies the weights; before it, evaluation uses the model's. The checkpoint's
-    `state_dict` always holds the model's weights, `checkpoint["ema"]["shadow"]` the average under the same names.
+    averaged. The first update copies the weights; before it, evaluation uses the model's. The average of half-precision
+    weights is kept in float32, in which a small change does not round away. The checkpoint's `state_dict` always holds
+    the model's weights, `checkpoint["ema"]["shadow"]` the average under the same names.
 
     Args:
         modules: names in the task, such as `generator`.
@@ -49,7 +50,7 @@ class EMA(L.Callback):
         self.warm_up = warm_up
         self.shadow: dict[str, Tensor] = {}
         self.updates = 0
-        self._swapped = False
+        self._weights: dict[str, Tensor] = {}  # the model's, while the average is in
         self._owners: dict[str, tuple[nn.Module, str]] = {}  # module and attribute of each tensor
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -88,13 +89,10 @@ class EMA(L.Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Save the average; also in the middle of an evaluation `state_dict` gets the model's weights."""
-        shadow = self.shadow
-        if self._swapped:
-            state = checkpoint["state_dict"]
-            average = {name: gather_to_first_rank(value) for name, value in shadow.items()}
-            checkpoint["state_dict"] = {key: average.get(key, value) for key, value in state.items()}
-            shadow = {name: state[name].detach() for name in shadow}
-        shadow = {name: gather_to_first_rank(value) for name, value in shadow.items()}
+        if self._weights:
+            weights = {name: gather_to_first_rank(value) for name, value in self._weights.items()}
+            checkpoint["state_dict"] = {key: weights.get(key, value) for key, value in checkpoint["state_dict"].items()}
+        shadow = {name: gather_to_first_rank(value) for name, value in self.shadow.items()}
         checkpoint["ema"] = {"shadow": shadow, "updates": self.updates}
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -106,7 +104,7 @@ class EMA(L.Callback):
         if names and names != tensors.keys():
             difference = ", ".join(sorted(names ^ tensors.keys())[:3])
             raise ValueError(f"EMA: the checkpoint averages other weights than modules {self.modules}: {difference}")
-        self.shadow = {name: distribute_like(value, tensors[name]) for name, value in saved["shadow"].items()}
+        self.shadow = {name: _widen(distribute_like(value, tensors[name])) for name, value in saved["shadow"].items()}
         self.updates = saved["updates"]
 
     def _model_tensors(self, pl_module: L.LightningModule) -> dict[str, Tensor]:
@@ -125,30 +123,30 @@ class EMA(L.Callback):
     @torch.no_grad()
     def _update(self, tensors: dict[str, Tensor]) -> None:
         if self.updates == 0:
-            self.shadow = {name: value.detach().clone() for name, value in tensors.items()}
+            self.shadow = {name: _widen(value.detach().clone()) for name, value in tensors.items()}
         else:
             decay = min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.warm_up else self.decay
             shadow = self._shadow_like(tensors)
             weights = [name for name, value in tensors.items() if isinstance(value, nn.Parameter)]
             if weights:
                 average = get_ema_multi_avg_fn(decay)
-                average([shadow[name] for name in weights], [tensors[name] for name in weights], None)
+                current = [tensors[name].to(shadow[name].dtype) for name in weights]
+                average([shadow[name] for name in weights], current, None)
             for name in tensors.keys() - set(weights):
                 shadow[name].copy_(tensors[name])
         self.updates += 1
 
     @torch.no_grad()
     def _swap(self, pl_module: L.LightningModule, into_average: bool) -> None:
-        if self._swapped == into_average or self.updates == 0:
+        if bool(self._weights) == into_average or self.updates == 0:
             return
         if pl_module._trainer is not None:
             reshard(pl_module.trainer)
         tensors = self._model_tensors(pl_module)
-        for name, shadow in self._shadow_like(tensors).items():
-            before = tensors[name].clone()
-            tensors[name].copy_(shadow)
-            shadow.copy_(before)
-        self._swapped = into_average
+        values = self._shadow_like(tensors) if into_average else self._weights
+        self._weights = {name: tensors[name].clone() for name in values} if into_average else {}
+        for name, value in values.items():
+            tensors[name].copy_(value)
 
     def _shadow_like(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the average on the weights' device: it may have been restored before the task moved there."""
@@ -156,3 +154,9 @@ class EMA(L.Callback):
             if value.device != tensors[name].device:
                 self.shadow[name] = value.to(tensors[name].device)
         return self.shadow
+
+
+def _widen(value: Any) -> Any:
+    """Return a half-precision tensor in float32, anything else as it is."""
+    is_half = isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+    return value.float() if is_half else value
