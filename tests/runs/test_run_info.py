@@ -114,6 +114,18 @@ def test_curves_survive_a_torn_row_and_foreign_text(tmp_path):
     assert run_info.read_curves(tmp_path / "none.csv") == {}
 
 
+def test_changes_of_data_are_described():
+    def config(**arguments):
+        corpus = {"class_path": "x.Corpus", "init_args": {"cache": arguments.pop("corpus", "a")}}
+        return {"data": {"class_path": "x.Data", "init_args": {"corpus": corpus, **arguments}}}
+
+    before = config(segment=4, batch_size=8, seed=1, num_workers=0, root="a", cache="a")
+    unreported = config(segment=4, batch_size=4, seed=2, num_workers=3, root="b", cache="b", corpus="b")
+    assert run_info.describe_config_changes(before, unreported) == ""
+    changed = run_info.describe_config_changes(before, config(segment=8, batch_size=8, seed=1))
+    assert changed == "data.init_args.segment 8 (was 4)"
+
+
 def test_a_validation_before_step_1_is_not_the_trainings(tmp_path):
     rows = "step,epoch,train/lr_x,val/loss\n0,,,0.1\n0,0,,2.0\n0,,0.5,\n1,0,,1.0\n"
     run = make(tmp_path / "run", rows=rows, saved=())

@@ -40,7 +40,10 @@ SUMMARY_KEYS = {  # of a config, for a description of its run
     "seed": "seed_everything",
     "init_from": "init_from",
 }
-_COMPARED = re.compile(r"model\.(?!init_args\.(optimizer|scheduler))|trainer\.(callbacks|gradient_clip)")
+_COMPARED = re.compile(
+    r"model\.(?!init_args\.(optimizer|scheduler))|trainer\.(callbacks|gradient_clip)"
+    r"|data\.(?!init_args\.(batch_size|seed)$|.*\.(num_workers|cache|cache_mode|root)$)"
+)
 _ENDS = re.compile(rf"{FINISHED_MARK}|`Trainer\.fit` stopped|ended by (\w+)")
 _STOPS = ("Interrupted", "KeyboardInterrupt", "SystemExit", "SIGTERMException")
 _TIME = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d{3} ", re.MULTILINE)
@@ -360,9 +363,9 @@ def format_duration(seconds: float) -> str:
 
 
 def describe_config_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Describe in one line what another config changes in model, callbacks and clipping; "" for nothing.
+    """Describe in one line what another config changes in model, data, callbacks and clipping; "" for nothing.
 
-    Optimizers and schedules are left out: a resume compares their settings with those of the checkpoint.
+    Optimizers, schedules, batch size and seed of the data are left out: a resume compares them with the checkpoint's.
     """
     old, new = (
         {key: value for key, value in flatten_config(each).items() if _COMPARED.match(key)} for each in (before, now)
