@@ -38,11 +38,14 @@ if [[ -n ${SLURM_ARRAY_TASK_ID:-} ]]; then
     set -- "--trainer.default_root_dir=runs/array/$name-%a" "$@"
     set -- "${@//%a/$SLURM_ARRAY_TASK_ID}"
 fi
-runs=(runs -path "*/$name/*")
+system=$(realpath -ms "$recipe") # as zoo names the folders of runs
+system=$(dirname "$system")
+system=$(basename "${system%/configs}")
+runs=(runs -path "*/$system/$name/*")
 [[ $name == config ]] && runs=(runs) # a run's own config: below the name of its recipe
 before=
 for flag in "$@"; do
-    [[ $flag == --trainer.default_root_dir=* ]] && runs=("${flag#*=}")
+    [[ $flag =~ ^(--)?trainer\.default_root_dir= ]] && runs=("${flag#*=}")
     [[ $before == --trainer.default_root_dir ]] && runs=("$flag")
     before=$flag
 done

@@ -21,12 +21,12 @@ def stand_in(folder, name, body):
     path.chmod(0o755)
 
 
-def start(folder, *args, srun="exit 0", scontrol="", **environment):
+def start(folder, *args, recipe="flow/r.yaml", srun="exit 0", scontrol="", **environment):
     stand_in(folder, "srun", f'printf "%s\\n" srun "$@" >"{folder}/said"; {srun}')
     stand_in(folder, "scontrol", f"case $1 in requeue) {scontrol or 'echo requeue $2'};; *) echo node1;; esac")
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
     variables = {"PATH": path, "SLURM_SUBMIT_DIR": str(folder), **JOB, **environment}
-    command = ["bash", str(SCRIPT), "flow/r.yaml", *args]
+    command = ["bash", str(SCRIPT), recipe, *args]
     return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -71,7 +71,7 @@ def test_gives_up_when_nothing_is_gained(tmp_path):
 
 
 def test_goes_on_while_something_is_gained(tmp_path):
-    others, run = (tmp_path / "runs" / "flow" / name / "time" for name in ("other", "r"))
+    others, run = (tmp_path / "runs" / name / "time" for name in ("hifigan/r", "flow/r"))
     others.mkdir(parents=True)
     run.mkdir(parents=True)
     for step in range(6):  # also when the last start that is allowed has saved something
@@ -80,10 +80,20 @@ def test_goes_on_while_something_is_gained(tmp_path):
     for step in range(2):  # what another job saves is no gain of this one
         saves = f'sleep 0.01; touch "{others}/step_{step}.ckpt"; exit 137'
         assert submit(tmp_path, srun=saves, ZOO_RESTARTS="1")[0] == (0, 137)[step]
-    flags = ("--trainer.default_root_dir", str(others))
-    for step in range(2, 4):
+    key = "trainer.default_root_dir"
+    for step, flags in enumerate([(f"--{key}", str(others)), (f"--{key}={others}",), (f"{key}={others}",)], 2):
         saves = f'sleep 0.01; touch "{others}/step_{step}.ckpt"; exit 137'
         assert submit(tmp_path, *flags, srun=saves, ZOO_RESTARTS="0")[0] == 0
+
+
+@pytest.mark.parametrize("recipe", ["r.yaml", "./configs/r.yaml", "../{name}/r.yaml"])
+def test_finds_the_runs_of_a_recipe_in_the_working_folder(tmp_path, recipe):
+    run = tmp_path / "runs" / tmp_path.name / "r" / "time"
+    run.mkdir(parents=True)
+    for step in range(2):
+        saves = f'sleep 0.01; touch "{run}/step_{step}.ckpt"; exit 137'
+        settings = {"recipe": recipe.format(name=tmp_path.name), "srun": saves, "ZOO_RESTARTS": "0"}
+        assert submit(tmp_path, **settings)[0] == 0
 
 
 def test_states_when_slurm_does_not_take_it_back(tmp_path):
