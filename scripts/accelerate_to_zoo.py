@@ -24,7 +24,7 @@ DDP = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": {"
 PLAIN_KINDS = ("NO", "MULTI_GPU", "MULTI_CPU", "MPS")
 SHARDED_KINDS = {"FSDP": "configs/trainer/fsdp.yaml", "DEEPSPEED": "configs/trainer/deepspeed.yaml"}
 # Keys that Lightning or the environment settles.
-UNNEEDED = ("compute_environment", "main_training_function", "same_network", "rdzv_backend", "debug", "fp16")
+UNNEEDED = ("compute_environment", "main_training_function", "same_network", "rdzv_backend", "debug")
 VARIABLES = {"machine_rank": "NODE_RANK", "main_process_ip": "MASTER_ADDR", "main_process_port": "MASTER_PORT"}
 HINTS = {
     "fsdp_config": "set the same choices in configs/trainer/fsdp.yaml",
@@ -61,12 +61,13 @@ def translate(config: Mapping[str, Any]) -> Launch:
     trainer: dict[str, Any] = {"accelerator": "cpu" if on_cpu else "auto", "devices": devices, "num_nodes": nodes}
     untranslated = []
     if kind in SHARDED_KINDS:
-        untranslated.append(f"distributed_type {kind}: add --config {SHARDED_KINDS[kind]}")
+        untranslated.append(f"distributed_type {kind}: add --config {SHARDED_KINDS[kind]} before these settings")
     else:
         trainer["strategy"] = "auto" if processes == 1 else DDP
     if kind not in (*PLAIN_KINDS, *SHARDED_KINDS):
         untranslated.append(f"distributed_type {kind}: no counterpart here; the fragment uses DDP")
-    precision = str(values.pop("mixed_precision", None) or "no").lower()
+    older = "fp16" if values.pop("fp16", None) is True else "no"  # the key of accelerate's first versions
+    precision = str(values.pop("mixed_precision", older) or "no").lower()
     if precision in PRECISIONS:
         # fp16 needs a GPU; on the CPU accelerate ran in fp32 as well.
         trainer["precision"] = PRECISIONS["no" if on_cpu and precision == "fp16" else precision]

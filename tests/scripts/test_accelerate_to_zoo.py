@@ -27,6 +27,8 @@ MULTI_GPU = {
         ({"num_processes": -1}, {"devices": "auto"}),
         ({"use_cpu": True, "mixed_precision": "fp16"}, {"accelerator": "cpu", "precision": "32-true"}),
         ({"use_cpu": True, "mixed_precision": "bf16"}, {"precision": "bf16-mixed"}),
+        ({"fp16": True}, {"precision": "16-mixed"}),
+        ({"fp16": True, "mixed_precision": "bf16"}, {"precision": "bf16-mixed"}),
         ({"distributed_type": "MULTI_CPU", "num_processes": 2}, {"accelerator": "cpu", "devices": 2}),
         ({"num_processes": 8, "num_machines": 2}, {"devices": 4, "num_nodes": 2}),
         ({"gradient_accumulation_steps": 4}, {"accumulate_grad_batches": 4}),
@@ -50,6 +52,7 @@ def test_untranslated_keys_are_named():
     assert not {"strategy", "precision"} & set(launch.trainer)
     names = [line.split(":")[0] for line in launch.untranslated]
     assert names == ["distributed_type FSDP", "mixed_precision fp8", "fsdp_config", "colour"]
+    assert launch.untranslated[0].endswith("add --config configs/trainer/fsdp.yaml before these settings")
 
 
 @pytest.mark.parametrize(

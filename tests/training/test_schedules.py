@@ -120,6 +120,19 @@ def test_a_warmup_below_one_is_a_share_of_the_steps(schedule):
     assert [schedule(optimizer, *each).rise for each in ((0.29, 100), (0.03, 10), (0.0, 10))] == [29, 1, 0]
 
 
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (lambda o: WarmupCosine(o, 5), "total_steps is above 5, not 4"),
+        (lambda o: StageCosine(o, [0], None, 4), "from step 0 to 4"),
+    ],
+)
+def test_a_training_that_the_warmup_outlasts_is_told(build, reason, caplog):
+    made = build(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0))
+    set_total_steps(made, make_trainer(4))
+    assert reason in caplog.text and made.factor(3) < 1
+
+
 def test_a_constant_rate_needs_no_total():
     made = WarmupConstant(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0), 3)
     set_total_steps(made, SimpleNamespace(max_steps=-1))

@@ -20,16 +20,21 @@ EXPONENTS: dict[Rule, float] = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 
 
 def set_total_steps(scheduler: LRScheduler, trainer: L.Trainer) -> None:
-    """Let a schedule without a length end with the training."""
+    """Let a schedule without a length end with the training; warn of a training that its warm-up outlasts."""
     if getattr(scheduler, "total_steps", 0) is not None:
         return
     if trainer.max_steps < 0:
         name = type(scheduler).__name__
         raise ValueError(f"{name}: total_steps is null and trainer.max_steps is {trainer.max_steps}; set one of them")
     scheduler.total_steps = trainer.max_steps  # type: ignore[attr-defined]
-    if hasattr(scheduler, "warmup_steps"):  # of ours; a warm-up that is a share of the total changes the first rate
+    if hasattr(scheduler, "check_length"):  # of ours; a warm-up that is a share of the total changes the first rate
         for group, rate in zip(scheduler.optimizer.param_groups, scheduler.get_lr(), strict=True):
             group["lr"] = rate
+        try:
+            scheduler.check_length()
+        except ValueError as error:  # no mistake where a recipe is tried for a few steps
+            if trainer.is_global_zero:
+                log.warning("%s: total_steps is trainer.max_steps, too few: %s", type(scheduler).__name__, error)
 
 
 def use_fused_adam(optimizer: Optimizer, trainer: L.Trainer | None) -> Optimizer:

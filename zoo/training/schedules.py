@@ -85,13 +85,18 @@ class WarmupLinear(_Warmup):
         min_factor: float = 0.0,
         start_at_zero: bool = False,
     ) -> None:
-        if total_steps is not None:  # -1 comes from trainer.max_steps
-            check_above(warmup_steps, total_steps=total_steps)
         check_within(0, 1, min_factor=min_factor)
+        self.warmup_steps = warmup_steps
         self.total_steps = total_steps
+        self.check_length()
         self.min_factor = min_factor
         self.start_at_zero = start_at_zero
         super().__init__(optimizer, warmup_steps)
+
+    def check_length(self) -> None:
+        """Refuse a total that is not longer than the warm-up."""
+        if self.total_steps is not None:  # -1 comes from trainer.max_steps
+            check_above(self.warmup_steps, total_steps=self.total_steps)
 
     @property
     def rise(self) -> int:
@@ -150,13 +155,17 @@ class StageCosine(_ClosedForm):
         self.total_steps = total_steps
         self.warmup_steps = warmup_steps
         self.stage_warmup_steps = stage_warmup_steps
+        self.check_length()
+        self.min_factor = min_factor
+        super().__init__(optimizer)
+
+    def check_length(self) -> None:
+        """Refuse a stage that is not longer than its rise."""
         for start, end, rise in self.stages():
             if end - start <= rise:
                 raise ValueError(
                     f"StageCosine: the stage from step {start} to {end} is not longer than its rise of {rise} steps"
                 )
-        self.min_factor = min_factor
-        super().__init__(optimizer)
 
     def stages(self) -> list[tuple[float, float, int]]:
         """Return first step, end and length of the rise of each stage."""
