@@ -73,6 +73,8 @@ def test_first_items_with_one_seed(tmp_path):
         (1, {"max_steps": 9, "val_check_interval": None, "check_val_every_n_epoch": 2}, [8], 8),
         (1, {**EPOCHS, "max_epochs": 2, "val_check_interval": None}, [4, 8], 8),
         (9, {**EPOCHS, "max_epochs": 3, "val_check_interval": 2}, [2, 12], 12),
+        (9, {**EPOCHS, "max_steps": 10, "val_check_interval": 3}, [3, 7], 7),  # the third of an epoch, then the 11th
+        (9, {**EPOCHS, "max_steps": 14, "val_check_interval": 3, "check_val_every_n_epoch": 2}, [7], 7),
     ],
 )
 def test_first_and_last_validation_have_samples(tmp_path, every, settings, steps, last):

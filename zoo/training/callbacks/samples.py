@@ -106,4 +106,7 @@ def is_last_validation(trainer: L.Trainer) -> bool:
     left = (count_steps(trainer) - trainer.global_step) * trainer.accumulate_grad_batches
     per_epoch = float(trainer.num_training_batches)
     period, epochs = float(trainer.val_check_batch or math.inf), trainer.check_val_every_n_epoch
-    return left < (epochs * per_epoch if epochs is not None and period >= per_epoch else period)
+    if epochs is None:
+        return left < period
+    rest = per_epoch - trainer.fit_loop.epoch_loop.batch_idx - 1  # of this epoch; the period begins anew in the next
+    return left < (period if period <= rest else rest + (epochs - 1) * per_epoch + min(period, per_epoch))
