@@ -18,7 +18,7 @@ from zoo.common.systems import recipe_paths
 GROUPS = ("trainer", "checkpoints", "samples", "wandb", "terminal")  # mappings of a config
 CLASSES = ("model", "data")  # a class and its arguments
 TOP_LEVEL = {  # the other keys, with what they mean
-    "seed_everything": "all random numbers come from it",
+    "seed_everything": "of weights and training; data.seed is that of the data's order and augmentation",
     "loggers": "beside metrics.csv, which is always written",
     "init_from": "start from these weights: our checkpoint, an export, hf://user/name, an original's file, or a list",
     "init_from_min_matched": "share of the tensors that must match",

@@ -60,7 +60,7 @@ CONTROLS = (
     Control("Training", "Learning rate, discriminator", "M.optimizer_d.init_args.lr"),
     Control("Training", "Warm-up steps", "M.scheduler*.init_args.warmup_steps"),
     Control("Training", "Gradient clipping", "M.step.clip_g trainer.gradient_clip_val"),
-    Control("Training", "Seed", "seed_everything", "all random numbers come from it"),
+    Control("Training", "Seed", "seed_everything", "of weights and training; that of the data's order is data.seed"),
     Control("Performance", "Loader processes", "D.num_workers"),
     Control("Performance", "Precision", "trainer.precision", choices=_PRECISIONS),
     Control("Performance", "Compile", "M.compile *.compile"),
