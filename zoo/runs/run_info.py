@@ -42,7 +42,7 @@ SUMMARY_KEYS = {  # of a config, for a description of its run
 }
 _COMPARED = re.compile(
     r"model\.(?!init_args\.(optimizer|scheduler))|trainer\.(callbacks|gradient_clip)"
-    r"|data\.(?!init_args\.(batch_size|seed)$|.*\.(num_workers|cache|cache_mode|root)$)"
+    r"|data\.(?!init_args\.(batch_size|items|seed)$|.*\.(num_workers|cache|cache_mode|root)$)"
 )
 _ENDS = re.compile(rf"{FINISHED_MARK}|`Trainer\.fit` stopped|ended by (\w+)")
 _STOPS = ("Interrupted", "KeyboardInterrupt", "SystemExit", "SIGTERMException")
@@ -365,7 +365,7 @@ def format_duration(seconds: float) -> str:
 def describe_config_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Describe in one line what another config changes in model, data, callbacks and clipping; "" for nothing.
 
-    Optimizers, schedules, batch size and seed of the data are left out: a resume compares them with the checkpoint's.
+    Optimizers, schedules, batch size, items and seed are left out: a resume compares them with the checkpoint's.
     """
     old, new = (
         {key: value for key, value in flatten_config(each).items() if _COMPARED.match(key)} for each in (before, now)
