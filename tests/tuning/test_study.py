@@ -141,12 +141,12 @@ def test_of_two_processes_one_is_killed(recipe: str, tmp_path: Path) -> None:
     good(zoo("fit", recipe, study / "best.yaml", "--trainer.max_steps", "2", cwd=tmp_path, timeout=1500))
 
 
-@pytest.mark.slow
 def test_validation_before_step_1_is_no_result(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text("step,epoch,val/loss\n0,,0.1\n0,0,2.0\n1,0,1.0\n")
     assert read_curve(tmp_path, "val/loss") == [(2.0, 1), (1.0, 2)]
 
 
+@pytest.mark.slow
 def test_failures_end_the_study(tmp_path: Path) -> None:
     tune = ["tune", "flow/smoke", "--search", f"{LR}=choice(-1., -2., -3., .001)", "--sampler", "grid"]
     failed = zoo(*tune, "--output", "study", cwd=tmp_path)
