@@ -57,7 +57,7 @@ def start_server(folder: Path, *options: str, end: int = signal.SIGINT, **variab
     yield server
     for _ in range(2):  # a user presses Ctrl-C again while it ends
         process.send_signal(end)
-        time.sleep(0.3)
+        time.sleep(0.05)
     assert process.wait(90) == (130 if end == signal.SIGINT else 143)
     assert "Traceback" not in log.read_text(), log.read_text()
     assert not list(folder.glob("zoo-ui-*"))

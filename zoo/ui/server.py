@@ -74,8 +74,9 @@ def delete_stale_folders() -> None:
 
 
 def _is_server_error(record: logging.LogRecord) -> bool:
-    """Leave out what Starlette reports when a browser closes a request."""
-    return "No response returned." not in str(record.exc_info and record.exc_info[1])
+    """Leave out what Starlette reports when a browser closes a request, or a second Ctrl-C ends the shutdown."""
+    text = f"{record.getMessage()} {record.exc_info and record.exc_info[1]}"
+    return "No response returned." not in text and "asyncio.exceptions.CancelledError" not in text
 
 
 def _exit_once(number: int, frame: Any) -> None:
