@@ -373,6 +373,6 @@ TRIED = {
     "ci_llm/gsm8k": "agents on shares and on clusters of the data, with and without a common adapter, averaged and "
     "weighted by the input",
     "miipher/whisper": "later blocks, twice as many steps of the vocoder, a linear part on random features, a table of "
-    "positions; audio in the place of magnitudes as the vocoder's loss, an input that is not scaled, a narrower net, one "
-    "speed and fewer steps: of the input's DNSMOS -1.7 to -0.6, of its PESQ -2.2 to 0.05",
+    "positions; audio in the place of magnitudes as the vocoder's loss, an input that is not scaled, a narrower net, "
+    "one speed and fewer steps: of the input's DNSMOS -1.7 to -0.6, of its PESQ -2.2 to 0.05",
 }
