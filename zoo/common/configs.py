@@ -126,7 +126,7 @@ def load_recipe(path: Path) -> dict[str, Any]:
 
 
 def read_recipe(path: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
-    """Read a recipe as `load_recipe` does, but leave each `key+` without a list for what the recipe is laid over."""
+    """Read a recipe as `load_recipe` does, but keep each `key+` that has no list yet, for a later merge."""
     content = read_mapping(path)
     names = content.pop("extends", [])
     merged: dict[str, Any] = {}
@@ -169,7 +169,7 @@ def merge(before: Any, after: Any) -> Any:
 
 
 def resolve_additions(config: Any) -> Any:
-    """Turn each `key+` that no list has met into a list of its own."""
+    """Rename each `key+` that found no list to add to: `key`."""
     if not isinstance(config, Mapping):
         return config
     return {

@@ -60,8 +60,8 @@ class MelFeatures(nn.Module):
         """Whether another front end makes the same of a waveform."""
         noise = torch.randn(1, 1, 4 * self.n_fft, generator=torch.Generator().manual_seed(0))
         mel = other(noise) if isinstance(other, MelFeatures) else other(noise[:, 0]).transpose(1, 2)[:, None]
-        own = self(noise)
-        return own.shape == mel.shape and torch.allclose(own, mel, atol=1e-3)
+        expected = self(noise)
+        return expected.shape == mel.shape and torch.allclose(expected, mel, atol=1e-3)
 
     def forward(self, waveform: Tensor) -> Tensor:
         """Log-mel images (B, 1, F, n_mels), float32, >= ln(1e-5), of waveforms (B, 1, T), -1 to 1; see `frames`."""

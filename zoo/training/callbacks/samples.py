@@ -108,5 +108,5 @@ def is_last_validation(trainer: L.Trainer) -> bool:
     period, epochs = float(trainer.val_check_batch or math.inf), trainer.check_val_every_n_epoch
     if epochs is None:
         return left < period
-    rest = per_epoch - trainer.fit_loop.epoch_loop.batch_idx - 1  # of this epoch; the period begins anew in the next
+    rest = per_epoch - trainer.fit_loop.epoch_loop.batch_idx - 1  # of this epoch; the next one counts from 0
     return left < (period if period <= rest else rest + (epochs - 1) * per_epoch + min(period, per_epoch))
