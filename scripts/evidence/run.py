@@ -306,7 +306,7 @@ def page(content: Mapping[str, Any]) -> str:
         "<!-- not run: hours -->",
         "```bash",
         "scripts/prepare_evidence.sh # packages, real weights and data, below ZOO_DATA",
-        f"python scripts/evidence/run.py --date {content['date']} # the same command resumes; --systems flow for some",
+        f"python scripts/evidence/run.py --date {content['date']} # the same command goes on; --systems flow for some",
         f"ZOO_EVIDENCE=runs/evidence/{content['date']} python -m pytest -m evidence # checks the claims alone",
         "```",
     ]
@@ -428,7 +428,7 @@ def main() -> None:
     parser.add_argument(
         "--date", default=time.strftime("%Y-%m-%d"), help="YYYY-MM-DD; to resume, the date of the start"
     )
-    parser.add_argument("--output", type=Path, help=f"folder of the runs; {ROOT}/DATE when not given, DATE-quick if so")
+    parser.add_argument("--output", type=Path, help=f"folder of the runs; {ROOT}/DATE, or DATE-quick with --quick")
     parser.add_argument("--document", type=Path, help=f"page to write, and its .json; {DOCUMENT.name} unless quick")
     parser.add_argument("--jobs", type=int, default=1, help="processes; each of one thread")
     parser.add_argument("--quick", action="store_true", help="check that it runs; the figures are no evidence")

@@ -138,8 +138,8 @@ class BinsHead(ActionHead):
     def fit(self, statistics: Statistics) -> None:
         """Set the edges to quantiles of training actions, with `quantiles`, unless they came with loaded weights."""
         span = (self.high - self.low)[:, None]
-        is_even = ((self.edges - self._even_edges()).abs() < 0.1 * span / self.bins).all()
-        if not self.quantiles or not is_even:
+        is_loaded = ((self.edges - self._even_edges()).abs() >= 0.1 * span / self.bins).any()
+        if not self.quantiles or is_loaded:
             return
         shares = torch.linspace(0, 1, self.bins + 1, dtype=torch.float64)[1:-1]
         inner = statistics.sample.double().quantile(shares, 0).T.to(span.device)  # (A, bins - 1)
