@@ -51,7 +51,7 @@ CASES: dict[str, tuple[list[str], str]] = {
     # both processes encode the images and take the latents' scale from all of them
     "flow/smoke_latent": (LATENT, "val/loss"),
 }
-SLOW = ("hifigan/smoke_magnitudes", "hifigan/smoke_stochastic", "miipher/smoke_vocos", "flow/smoke_dit")
+SLOW = ("hifigan/smoke_magnitudes", "hifigan/smoke_stochastic", "miipher/smoke_adapter", "miipher/smoke_vocos", "flow/smoke_dit")
 
 
 def weights(run: Path) -> torch.Tensor:
@@ -181,7 +181,11 @@ class Witness(L.Callback):
 
 @pytest.mark.parametrize(
     ("stage", "metric"),
-    [(DISTILLATION, "val/loss_action"), (SPACES, "val/loss_action"), (PRETRAINING, "val/loss")],
+    [
+        (DISTILLATION, "val/loss_action"),
+        pytest.param(SPACES, "val/loss_action", marks=pytest.mark.slow),
+        pytest.param(PRETRAINING, "val/loss", marks=pytest.mark.slow),
+    ],
     ids=["fit", "spaces", "pretrain"],
 )
 def test_two_processes_equal_one_for_compressed_ad_and_share_no_history(

@@ -1,4 +1,4 @@
-"""Smoke recipes run fit, validate, resume and predict; test_meta_device.py builds all recipes."""
+"""Smoke recipes run fit, resume and predict; test_meta_device.py builds all recipes."""
 
 import csv
 import json
@@ -23,7 +23,7 @@ from zoo.training.task import ZooTask
 RECIPES = sorted((REPOSITORY / "configs").glob("*/*.yaml"))
 FRAGMENTS = [path for path in RECIPES if path.parent.name == "trainer"]
 SMOKE = [path for path in RECIPES if path.name.startswith("smoke")]
-DISPLAYED = (  # a recipe a system, whose samples the loggers get as well
+DISPLAYED = (  # a recipe a system, which goes through all commands; the loggers get its samples as well
     *(f"{system}-smoke" for system in ("audiosr", "ci_llm", "compressed_ad", "flow", "hifigan")),
     "miipher-smoke_finetune",
 )
@@ -89,7 +89,7 @@ def without_downloads(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("recipe", "extra"), [*((path, ()) for path in SMOKE), (TOY_RECIPE, TOY_ARGS)], ids=str)
-def test_smoke_recipe_runs_through_all_stages(
+def test_smoke_recipe_is_trained_resumed_and_used(
     recipe: Path, extra: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -108,8 +108,10 @@ def test_smoke_recipe_runs_through_all_stages(
     assert newest(run).name == "step_00000004.ckpt"
     assert {"config.yaml", "metrics.csv", "train.log"} <= {path.name for path in run.iterdir()}
     assert not unused  # DDP would stop at the second step
-    assert main(["validate", "--ckpt_path", str(run), *extra]) == 0
-    assert main(["test", "--ckpt_path", "last", *extra]) == 0
+    if displayed or extra:
+        assert main(["validate", "--ckpt_path", str(run), *extra]) == 0
+        assert main(["test", "--ckpt_path", "last", *extra]) == 0
+        assert main(["inspect", str(run)]) == 0
     assert main(["fit", "--ckpt_path", "last", "--trainer.max_steps=6", "--loggers=[]", *extra]) == 0
     assert newest(run).name == "step_00000006.ckpt"
     with (run / "metrics.csv").open() as file:
@@ -127,7 +129,6 @@ def test_smoke_recipe_runs_through_all_stages(
     rows = {Path(row["source"]).name: row for row in map(json.loads, open("out/manifest.jsonl"))}
     assert (rows[source.name]["status"], rows[broken.name]["status"]) == ("done", "failed")
     assert (tmp_path / "out" / rows[source.name]["target"]).stat().st_size > 64  # more than a header
-    assert main(["inspect", str(run)]) == 0
 
 
 NEWER = ("hifigan/smoke_bigvgan", "hifigan/smoke_vocos", "miipher/smoke_vocos")

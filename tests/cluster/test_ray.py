@@ -19,7 +19,11 @@ from tests.harness import TOY_ARGS, TOY_FIT, forked, good, zoo
 from zoo.audio.io import files
 from zoo.runs.inference.predict import read_manifest
 
-pytestmark = [pytest.mark.cluster, pytest.mark.skipif(not available(), reason="needs Ray: the extra ray")]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.slow,
+    pytest.mark.skipif(not available(), reason="needs Ray: the extra ray"),
+]
 LETHAL = "007"
 
 
@@ -109,7 +113,6 @@ def test_killed_node_loses_nothing(cluster: RayCluster, run: Path, tmp_path: Pat
     assert_equals_ranks(run, tmp_path)
 
 
-@pytest.mark.slow
 def test_lethal_file_fails_alone(cluster: RayCluster, run: Path, tmp_path: Path) -> None:
     names = write_inputs(tmp_path, 60, lethal=True)
     driver = Driver(cluster, run, tmp_path)
@@ -128,7 +131,6 @@ def test_lethal_file_fails_alone(cluster: RayCluster, run: Path, tmp_path: Path)
     assert failed["error"] in driver.log.read_text(errors="replace")
 
 
-@pytest.mark.slow
 def test_local_cluster_is_started_without_address(run: Path, tmp_path: Path) -> None:
     names = write_inputs(tmp_path, 12)
     options = ["--ckpt_path", run, "--input", "in", "--output", "out", "--engine", "ray", "--ray_workers", 2]

@@ -21,6 +21,7 @@ from zoo.common.systems import list_systems
 
 README = REPOSITORY / "README.md"
 DOCUMENTS = [README, *sorted((REPOSITORY / "docs").rglob("*.md"))]
+MANUALS = [REPOSITORY / "docs" / f"{system.name}.md" for system in list_systems()]
 BY_CI = "<!-- run by .ci/run -->"
 NOT_RUN = re.compile(r"<!-- not run: \S.* -->")
 PART_OF = re.compile(r"<!-- not run: a part of (\S+) -->")
@@ -61,7 +62,15 @@ def blocks(document: Path) -> list[Block]:
     return results
 
 
-@pytest.mark.parametrize("document", [each for each in DOCUMENTS if each.parent.name != "advanced"], ids=title)
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param(each, marks=pytest.mark.slow) if each in MANUALS else each
+        for each in DOCUMENTS
+        if each.parent.name != "advanced"
+    ],
+    ids=title,
+)
 def test_blocks_run(document: Path, tmp_path: Path) -> None:
     for name in ("configs", "examples", "scripts", "tests"):
         (tmp_path / name).symlink_to(REPOSITORY / name)
@@ -149,6 +158,5 @@ def test_pages_are_whole_and_short() -> None:
         assert not re.search(r"^(<{7}|>{7}) ", page.read_text(encoding="utf-8"), re.MULTILINE), f"{page}: a conflict"
     lengths = {title(page): len(page.read_text(encoding="utf-8").splitlines()) for page in DOCUMENTS}
     assert lengths["README.md"] <= 110
-    manuals = [f"docs/{system.name}.md" for system in list_systems()]
-    assert {name: lengths[name] for name in manuals if lengths[name] > 200} == {}
+    assert {page.name: lengths[title(page)] for page in MANUALS if lengths[title(page)] > 200} == {}
     assert sum(length for name, length in lengths.items() if name != "README.md") <= 5500

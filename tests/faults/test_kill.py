@@ -67,6 +67,7 @@ SLOW = [  # recipe, step, workers
     ("flow/smoke_conditions", 13, 2),
     ("flow/smoke_dit", 13, 2),
     ("flow/smoke_latent", 13, 0),
+    ("flow/smoke_meanflow", 13, 0),  # a forward derivative whose dropout is that of the step
     ("hifigan/smoke_bigvgan", 12, 0),
     ("hifigan/smoke_encodec", 12, 2),
     ("hifigan/smoke_magnitudes", 12, 0),
@@ -90,7 +91,6 @@ SLOW = [  # recipe, step, workers
         ("ci_llm/smoke", 12, 2),
         ("compressed_ad/smoke", 13, 2),  # a curriculum whose second stage begins at batch 3
         ("flow/smoke", 19, 2),  # EMA, dropout and epochs of 11 batches
-        ("flow/smoke_meanflow", 13, 0),  # a forward derivative whose dropout is that of the step
         ("hifigan/smoke", 21, 0),
         ("miipher/smoke_finetune", 17, 0),
         *(pytest.param(*row, marks=pytest.mark.slow) for row in SLOW),
@@ -103,7 +103,9 @@ def test_resumed_run_equals_uninterrupted(
     assert_equal_runs(run, uninterrupted[recipe])
 
 
-@pytest.mark.parametrize(("recipe", "step"), [("flow/smoke", 12), ("hifigan/smoke", 10)])
+@pytest.mark.parametrize(
+    ("recipe", "step"), [("flow/smoke", 12), pytest.param("hifigan/smoke", 10, marks=pytest.mark.slow)]
+)
 def test_killed_while_it_writes_samples(uninterrupted: Uninterrupted, tmp_path: Path, recipe: str, step: int) -> None:
     writing = ["--trainer.callbacks.where=media", "--samples.every_n_validations=1"]
     run = killed_and_resumed(recipe, step, 0, tmp_path, *writing)

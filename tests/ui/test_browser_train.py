@@ -127,6 +127,7 @@ def test_a_recipe_is_edited_started_and_stopped(server: Server, browser: Any) ->
     assert problems == []
 
 
+@pytest.mark.slow
 def test_a_form_takes_no_press_once_another_is_chosen(server: Server, browser: Any) -> None:
     problems: list[str] = []
     page = open_page(browser, server, problems)

@@ -25,6 +25,7 @@ from zoo.training.task import SingleOptimizerTask
 
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.slow,
     pytest.mark.skipif(find_spec("deepspeed") is None, reason="the extra deepspeed is not installed"),
 ]
 BATCH, EPOCHS = 12, 3
