@@ -16,8 +16,8 @@ from tests.harness import REPOSITORY
 from zoo.training.errors import EXTRAS
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-# lm_eval brings 25 packages, and what is built for it is tested without it; slow tests use the others
-OUTSIDE_DEV = {"deepspeed", "evidence", "lm_eval", "ray"}
+# lm_eval brings 25 packages, and what is built for it is tested without it; slow tests use the files of `evidence`
+OUTSIDE_DEV = {"lm_eval", "evidence"}
 OWN_PACKAGES = {"zoo", "scripts", "tests", "toy_system", "colours"}
 OF_EXTRAS = ("ui/", "serve/", "tuning/study.py", "tuning/search_space.py")  # imported where a command needs its extra
 # Distribution that is imported and not declared -> the declared one whose interface it belongs to.

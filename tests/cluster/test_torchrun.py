@@ -47,6 +47,7 @@ def test_training_resumes_after_a_killed_rank(tmp_path: Path) -> None:
     assert killed.name == "step_00000030.ckpt" and fingerprint(killed) == fingerprint(calm)
 
 
+@pytest.mark.slow
 def test_first_process_reports_lost_contact(tmp_path: Path) -> None:
     command = (sys.executable, "-m", "zoo", "fit", TOY_RECIPE, *DDP, *TOY_ARGS, *FLAGS)
     result = run(tmp_path / "run", *command, *callback("Misfortune", rank=1, step=12))

@@ -41,6 +41,22 @@ def rows(study: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def test_a_grid_is_searched_in_two_calls(tmp_path: Path) -> None:
+    study = tmp_path / "study"
+    tune = ["tune", "flow/smoke", "--search", "model.optimizer.lr=choice(1e-9, .01)", "--sampler", "grid"]
+    tune += ["--trainer.max_steps", "20", "--samples.enabled", "false", "--output", study]
+    good(forked(*tune, "--trials", "1", cwd=tmp_path))
+    good(forked("tune", "--trials", "2", "--output", study, cwd=tmp_path))
+    assert [(row["state"], row["model.optimizer.lr"]) for row in rows(study)] == [
+        ("finished", "1e-09"),
+        ("finished", "0.01"),
+    ]
+    best = (study / "best.yaml").read_text()
+    assert f"--config {study / 'best.yaml'}" in best
+    assert yaml.safe_load(best)["model"] == {"init_args": {"optimizer": {"init_args": {"lr": 0.01}}}}
+
+
+@pytest.mark.slow
 def test_a_killed_trial_is_continued_and_pruned(tmp_path: Path) -> None:
     study, run = tmp_path / "study", tmp_path / "study" / "trial_0002"
     # the third of the grid is as bad as the first and does not end: only pruning ends it

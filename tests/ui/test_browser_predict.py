@@ -112,6 +112,7 @@ def test_recordings_are_compared_by_ear(page: Any, server: Server, tmp_path: Pat
     newest(page).locator(".zoo-compare").wait_for()  # results are there when the page is loaded again
 
 
+@pytest.mark.slow
 def test_the_microphone_records(page: Any) -> None:
     send = load(page, "hifigan/smoke")
     page.get_by_role("button", name="Recording: record").click()
@@ -123,6 +124,7 @@ def test_the_microphone_records(page: Any) -> None:
     newest(page).locator(".zoo-compare").wait_for()
 
 
+@pytest.mark.slow
 def test_pictures_are_sampled(page: Any) -> None:
     send = load(page, "flow/smoke")
     page.get_by_role("spinbutton", name="Images").fill("100000")
@@ -151,6 +153,7 @@ def test_a_question_is_answered(page: Any) -> None:
     check_layout(page, "predict_question")
 
 
+@pytest.mark.slow
 def test_a_run_without_a_checkpoint_or_without_a_folder_states_so(page: Any, server: Server) -> None:
     page.get_by_label("Run", exact=True).click()
     page.get_by_role("option", name=f"flow/points/{TIME}").click()
