@@ -51,7 +51,8 @@ CASES: dict[str, tuple[list[str], str]] = {
     # both processes encode the images and take the latents' scale from all of them
     "flow/smoke_latent": (LATENT, "val/loss"),
 }
-SLOW = ("hifigan/smoke_magnitudes", "hifigan/smoke_stochastic", "miipher/smoke_adapter", "miipher/smoke_vocos", "flow/smoke_dit")
+SLOW = ("hifigan/smoke_magnitudes", "hifigan/smoke_stochastic", "miipher/smoke_adapter", "miipher/smoke_vocos")
+SLOW += ("flow/smoke_dit",)
 
 
 def weights(run: Path) -> torch.Tensor:

@@ -189,7 +189,9 @@ def fresh() -> Iterator[None]:
 FAST = ("Cleaner", "Crowd-llama", "Denoiser", "Generator", "InContextPolicy", "UNet")  # one a system
 
 
-@pytest.mark.parametrize("name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in NETS])
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in NETS]
+)
 def test_net_is_one_graph(name: str) -> None:
     torch.manual_seed(0)
     net, inputs = NETS[name]()
