@@ -43,6 +43,18 @@ def test_a_file_of_other_columns_may_have_the_number_of_the_one_before(tmp_path:
     (tmp_path / "metrics.csv").write_text("step,epoch,a,b\n0,0,1,\n1,0,2,3\n")
     curves = reader.read(tmp_path)
     assert curves["a"][0] == ((0.0, 1.0), (1.0, 2.0)) and curves["b"][0] == ((1.0, 3.0),)
+    (tmp_path / "metrics.csv").write_text("step,epoch,a,b\n0,0,1,\n1,0,5,6\n2,0,7,8\n")  # other rows alone
+    assert reader.read(tmp_path)["b"][0] == ((1.0, 6.0), (2.0, 8.0))
+
+
+def test_what_diverged_and_a_validation_before_step_1_are_told_apart(tmp_path: Path) -> None:
+    reader = MetricsReader()
+    append(tmp_path, "step,epoch,train/loss,val/loss\n", "0,,,9\n", "0,0,1,\n", "1,0,nan,\n", "2,0,inf,4\n")
+    curves = reader.read(tmp_path)
+    assert (curves["train/loss"], curves["val/loss"]) == ((((0.0, 1.0),), ()), (((2.0, 4.0),), ()))
+    assert reader.describe_divergence(tmp_path) == "train/loss is not finite since step 1"
+    append(tmp_path, "3,0,2,\n")
+    assert reader.describe_divergence(tmp_path) == ""
 
 
 def test_a_file_that_is_no_table_has_no_curves(tmp_path: Path) -> None:

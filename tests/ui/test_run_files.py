@@ -1,6 +1,7 @@
 """What the files of a run tell: why it failed, how fast it is, its samples."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from tests.ui.conftest import make_run
 from zoo.common.locks import lock_folder
 from zoo.ui.folders import Folders
+from zoo.ui.processes.training_queue import ProcessRecord, write_record
 from zoo.ui.run_files import (
     delete_run,
     failure_reason,
@@ -46,6 +48,14 @@ def test_the_reason_is_the_error_and_no_line_that_mentions_one(
     (tmp_path / "console.log").write_text(console)
     (tmp_path / "train.log").write_text(log)
     assert failure_reason(tmp_path) == reason
+
+
+def test_what_an_earlier_process_wrote_is_neither_reason_nor_speed(tmp_path: Path) -> None:
+    (tmp_path / "console.log").write_text("zoo: error: earlier\n")
+    (tmp_path / "train.log").write_text("2020-01-01 00:00:00,000 INFO progress: step 5 of 9 · 2.5 it/s\n")
+    assert (failure_reason(tmp_path), training_speed(tmp_path)) == ("earlier", "2.5 it/s")
+    write_record(tmp_path, ProcessRecord(1, time.time(), console_start=(tmp_path / "console.log").stat().st_size))
+    assert (failure_reason(tmp_path), training_speed(tmp_path)) == ("", "")
 
 
 def test_log_speed_and_samples_of_a_run(tmp_path: Path) -> None:
@@ -89,6 +99,11 @@ def test_a_run_is_deleted_unless_a_command_writes_to_it(folders: Folders) -> Non
     (folders.runs / "flow/smoke/2").symlink_to(folder)
     with pytest.raises(ValueError, match="link"):
         delete_run(folders, "flow/smoke/2")
+    inner = make_run(folders, "flow/smoke/1/inner")
+    (inner / "step_00000001.ckpt").touch()
+    with pytest.raises(ValueError, match="holds another run: inner"):
+        delete_run(folders, "flow/smoke/1")
+    delete_run(folders, "flow/smoke/1/inner")
     delete_run(folders, "flow/smoke/1")
     assert [path.name for path in folder.parent.iterdir()] == ["2"]
     for name in ("flow/smoke/1", "..", "flow/../.."):

@@ -47,6 +47,15 @@ def test_states(index: RunIndex, rows: int, record: dict[str, Any] | None, state
     assert states(index) == {"flow/smoke/1": state}
 
 
+def test_the_newest_process_decides(index: RunIndex) -> None:
+    folder = make_run(index.folders, "flow/smoke/1", 4)
+    (folder / "train.log").write_text("INFO fit finished at step 4\n")
+    write_record(folder, ProcessRecord(1, 1.0, exit_code=2))  # a resume that failed before it trained
+    assert states(index) == {"flow/smoke/1": "failed"}
+    (folder / "train.log").write_text("ERROR ended by KeyboardInterrupt\n")  # of `zoo fit` in a terminal, later
+    assert states(index) == {"flow/smoke/1": "stopped"}
+
+
 def test_a_start_that_failed_is_listed_and_links_are_not(index: RunIndex) -> None:
     folder = index.folders.runs / "flow/smoke/1"
     folder.mkdir(parents=True)

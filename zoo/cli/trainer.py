@@ -138,6 +138,8 @@ def check_values(config: Mapping[str, Any]) -> None:
             raise WrongNameError(f"{key} is {value}; expected a number above 0")
         if isinstance(value, float) and (math.isnan(value) or (key.endswith(".lr") and math.isinf(value))):
             raise WrongNameError(f"{key} is {value}; expected a finite number")
+    if config["trainer"]["max_steps"] is None:
+        raise WrongNameError("trainer.max_steps is null; expected a number, -1 for no limit")
     if config["trainer"]["overfit_batches"]:
         raise WrongNameError("trainer.overfit_batches would train on other batches in each epoch: use fewer data")
     strategy = config["trainer"]["strategy"]

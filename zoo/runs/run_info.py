@@ -82,10 +82,15 @@ def is_run(folder: Path) -> bool:
 
 
 def find_runs(root: Path) -> Iterator[Path]:
-    """Find run folders below a folder, in no order, without those within a run, in hidden folders or behind links."""
+    """Find run folders below a folder, in no order, without those within a run, in hidden folders or behind links.
+
+    A checkpoint alone makes no run of the root itself, which holds runs.
+    """
     for folder, folders, names in os.walk(root):
-        if any(name in (CONFIG_NAME, CSV_NAME) or name.endswith(".ckpt") for name in names):
-            folders.clear()
+        has_record = CONFIG_NAME in names or CSV_NAME in names
+        if has_record or any(name.endswith(".ckpt") for name in names):
+            if has_record or Path(folder) != root:
+                folders.clear()
             yield Path(folder)
         folders[:] = [name for name in folders if not name.startswith(".")]
 
@@ -249,13 +254,10 @@ def flatten_config(config: Any, key: str = "") -> dict[str, Any]:
 
 
 def read_curves(path: Path) -> dict[str, Points]:
-    """Read the curves of a metrics.csv by metric: (step, value) in the file's order, finite values only.
-
-    A validation before step 1 is left out: its values are not the training's.
-    """
+    """Read the curves of a metrics.csv by metric: (step, value) in the file's order, finite values only."""
     curves: dict[str, Points] = {}
     with contextlib.suppress(OSError, csv.Error), path.open(newline="", encoding="utf-8", errors="replace") as file:
-        add_rows((row for row in csv.DictReader(file) if not _precedes_training(row)), curves)
+        add_rows(csv.DictReader(file), curves)
     return curves
 
 
@@ -266,8 +268,13 @@ def _precedes_training(row: Mapping[str, Any]) -> bool:
 
 
 def add_rows(rows: Iterable[dict[str, Any]], curves: dict[str, Points]) -> None:
-    """Add the finite values of the rows of a metrics.csv to curves."""
+    """Add the finite values of the rows of a metrics.csv to curves.
+
+    A validation before step 1 is left out: its values are not the training's.
+    """
     for row in rows:
+        if _precedes_training(row):
+            continue
         step = parse_finite(row.pop("step", None))
         for key, text in row.items():
             value = parse_finite(text) if isinstance(text, str) else None
@@ -297,11 +304,11 @@ def is_learning_rate(key: str) -> bool:
     return key.startswith("train/lr_")
 
 
-def tail_lines(path: Path, lines: int = 60) -> str:
-    """Return the last lines of a text file; of a progress bar's line its last state."""
+def tail_lines(path: Path, lines: int = 60, start: int = 0) -> str:
+    """Return the last lines of a text file from a byte on; of a progress bar's line its last state."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            file.seek(max(start, path.stat().st_size - _TAIL_BYTES))
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return ""

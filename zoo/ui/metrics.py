@@ -17,6 +17,7 @@ from zoo.runs.run_info import Points, add_rows
 
 MAX_POINTS = 400  # of a curve; a chart has no more pixels
 MAX_FILES = 16  # whose rows stay in memory
+LAST_BYTES = 1024  # of what was read, to be found again where more is read
 Curve = tuple[tuple[float, float], ...]
 Curves = dict[str, tuple[Curve, Curve]]  # by metric; the second one without smoothing, () where it is the same
 
@@ -40,10 +41,11 @@ class _MetricsFile:
 
     def __init__(self) -> None:
         self.file_id = 0
-        self.header = b""  # a file that replaced another may have its number
+        self.header = self.last = b""  # a file that replaced another may have its number
         self.offset = 0  # bytes read
         self.columns: list[str] = []
         self.curves: dict[str, Points] = {}
+        self.not_finite: dict[str, str] = {}  # by metric whose last value is none; the first such step since
         self.displayed: dict[str, tuple[int, float, Curve, Curve]] = {}  # by metric; first length and smoothing
 
     def read_appended(self, path: Path) -> bool:
@@ -57,17 +59,28 @@ class _MetricsFile:
                 if self.offset and first != self.header:
                     return False
                 self.header = first
-                file.seek(self.offset)
+                file.seek(self.offset - len(self.last))
+                if file.read(len(self.last)) != self.last:
+                    return False
                 block = file.read()
         except OSError:
             return False
         complete = block[: block.rfind(b"\n") + 1]
         self.offset += len(complete)
+        self.last = (self.last + complete)[-LAST_BYTES:]
         with contextlib.suppress(csv.Error):  # a file that is no table
             rows = csv.DictReader(io.StringIO(complete.decode("utf-8", "replace"), newline=""), self.columns or None)
             self.columns = self.columns or list(rows.fieldnames or ())
-            add_rows(rows, self.curves)
+            add_rows(map(self._note_not_finite, rows), self.curves)
         return True
+
+    def _note_not_finite(self, row: dict[str, str]) -> dict[str, str]:
+        for metric, text in row.items():
+            if metric and text in ("nan", "inf", "-inf"):
+                self.not_finite.setdefault(metric, row.get("step", ""))
+            elif metric and text:
+                self.not_finite.pop(metric, None)
+        return row
 
     def display(self, metric: str, smoothing: float) -> tuple[Curve, Curve]:
         """Return a curve for charts and the same without smoothing; unchanged ones are the same objects."""
@@ -95,12 +108,21 @@ class MetricsReader:
     def read(self, run: Path, smoothing: float = 0.0) -> Curves:
         """Return the curves of a run for charts, finite values only."""
         with self._lock:
-            path = run / CSV_NAME
-            file = self._files.pop(path, _MetricsFile())
-            if not file.read_appended(path):
-                file = _MetricsFile()
-                file.read_appended(path)
-            self._files[path] = file
-            if len(self._files) > MAX_FILES:
-                del self._files[next(iter(self._files))]
+            file = self._read_file(run / CSV_NAME)
             return {metric: file.display(metric, smoothing) for metric in file.curves}
+
+    def describe_divergence(self, run: Path) -> str:
+        """Return which metrics of a run have become NaN or infinite, and since when; "" for none."""
+        with self._lock:
+            metrics = self._read_file(run / CSV_NAME).not_finite
+            return ", ".join(f"{metric} is not finite since step {step}" for metric, step in metrics.items())
+
+    def _read_file(self, path: Path) -> _MetricsFile:
+        file = self._files.pop(path, _MetricsFile())
+        if not file.read_appended(path):
+            file = _MetricsFile()
+            file.read_appended(path)
+        self._files[path] = file
+        if len(self._files) > MAX_FILES:
+            del self._files[next(iter(self._files))]
+        return file

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import csv
 import re
+import time
 from itertools import islice
 from pathlib import Path
 
 from zoo.common.atomic_files import delete_path, temporary_path, write_atomic
 from zoo.common.locks import lock_folder
+from zoo.runs.checkpoints import find_checkpoints
 from zoo.runs.run_folder import LOG_NAME, MEDIA_NAME
-from zoo.runs.run_info import sample_folders, tail_lines
+from zoo.runs.run_info import find_runs, sample_folders, tail_lines
 from zoo.ui.folders import CONSOLE_NAME, MEDIA_TYPES, Folders
+from zoo.ui.processes.training_queue import read_record
 
 LABEL_NAME = "label.txt"
 EXPORTS_NAME = "exports"
@@ -35,7 +38,8 @@ def read_log(run: Path, failed: bool) -> str:
 
 def failure_reason(run: Path) -> str:
     """Return the error of the command, the exception of the last traceback, or that of train.log, in one line."""
-    console = tail_lines(run / CONSOLE_NAME, LOG_LINES)
+    record = read_record(run)
+    console = tail_lines(run / CONSOLE_NAME, LOG_LINES, record.console_start if record else 0)
     errors = [line for line in console.splitlines() if line.startswith(_ERROR)]
     if errors:
         return errors[-1].removeprefix(_ERROR)
@@ -46,8 +50,14 @@ def failure_reason(run: Path) -> str:
 
 
 def training_speed(run: Path) -> str:
-    """Return batches a second and the time left from the newest line of progress in train.log, "" without one."""
-    lines = [line for line in tail_lines(run / LOG_NAME, LOG_LINES).splitlines() if _PROGRESS in line]
+    """Return batches a second and the time left from the newest line of progress in train.log, "" without one.
+
+    Lines of a process before the one that the page started do not count.
+    """
+    record = read_record(run)
+    start = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.create_time if record else 0.0))
+    text = tail_lines(run / LOG_NAME, LOG_LINES)
+    lines = [line for line in text.splitlines() if _PROGRESS in line and line >= start]
     parts = lines[-1].split(_PROGRESS)[1].split(" · ") if lines else []
     return " · ".join(part for part in parts if part.endswith((" it/s", " s/it")) or part.startswith("ETA "))
 
@@ -102,10 +112,13 @@ def write_label(folder: Path, label: str) -> None:
 
 
 def delete_run(folders: Folders, run: str) -> None:
-    """Delete a run's folder; ValueError when a command writes into it, it is a link, or there is none."""
+    """Delete a run's folder; ValueError when a command writes into it, it holds runs or is a link, or there is none."""
     folder = folders.run(run)
     if folder.resolve() != folders.runs.resolve() / run:
         raise ValueError(f"{run} is a link: delete its folder where it is")
+    inner = [each for path in folder.iterdir() if path.is_dir() for each in find_runs(path) if find_checkpoints(each)]
+    if inner:
+        raise ValueError(f"{run} holds another run: {inner[0].relative_to(folder)}; move or delete its folder first")
     with lock_folder(folder, "delete"):
         hidden = temporary_path(folder)  # no half of it is listed while it is deleted
         folder.rename(hidden)

@@ -94,7 +94,11 @@ class RunIndex:
             return before
         info = read_run(folder, self.folders.runs)
         row = RunRow(name, info, info.state, None, read_label(folder), path_size(folder))
-        return _CachedRun(times, read_record(folder), row)
+        record = read_record(folder)
+        changed = {file: time for file, time, _ in times}
+        if record and record.exit_code is not None and changed.get(LOG_NAME, 0) > changed[PROCESS_NAME]:
+            record = None  # a command that the page did not start has trained since
+        return _CachedRun(times, record, row)
 
 
 def find_state(info: RunInfo, record: ProcessRecord | None) -> str:
@@ -106,7 +110,7 @@ def find_state(info: RunInfo, record: ProcessRecord | None) -> str:
     if record is not None and record.exit_code is None:  # no page saw its end
         return "failed" if info.state == "empty" else info.state
     failed = record is not None and record.exit_code not in (0, *STOPPED_CODES)
-    return "failed" if failed and info.state in ("empty", "stopped") else info.state
+    return "failed" if failed and info.state in ("empty", "stopped", "finished") else info.state
 
 
 def _file_times(folder: Path) -> FileTimes:

@@ -22,7 +22,7 @@ EMA = {"class_path": "zoo.training.EMA", "init_args": {"decay": 0.99, "modules":
 CONFIG: dict[str, Any] = {
     "seed_everything": 1,
     "trainer": {"max_steps": 10, "callbacks": [EMA, {"class_path": "zoo.training.EMA", "init_args": {"decay": 0.5}}]},
-    "checkpoints": {"monitor": "val/x"},
+    "checkpoints": {"monitor": "val/x", "mode": "max"},
     "model": {"class_path": "zoo.flow.FlowTask", "init_args": {"weights": {"g/mel": 45.0}, "sizes": [1, 2]}},
     "data": {"class_path": "zoo.flow.ImageData", "init_args": {"root": None, "batch_size": 8}},
 }
@@ -76,9 +76,12 @@ def test_the_value_of_the_recipe_is_no_edit_and_the_newest_edit_wins() -> None:
     assert edits.edits == {}
     edits.edit("model.init_args.weights.g/mel", 1)
     edits.edit("model.init_args.weights", {"a": 1})
-    assert edits.edits == {"model.init_args.weights": {"a": 1}}
-    edits.edit("model.init_args.weights.b", 2)
-    assert edits.edits == {"model.init_args.weights.b": 2}
+    assert edits.edits == {"model.init_args.weights.a": 1}
+    assert edits.differences() == [("model.init_args.weights.a", "not set", "1")]  # g/mel stays
+    with pytest.raises(ValueError, match="empty mapping"):
+        edits.edit("model.init_args.weights", {})
+    edits.edit("data.init_args.batch_size", 8)  # what another edit has changed is set back
+    assert edits.to_changes()["data"] == {"init_args": {"batch_size": 8}}
 
 
 @pytest.mark.parametrize(
@@ -93,6 +96,12 @@ def test_switches_add_and_remove_callbacks(switch_off: Any) -> None:
     values = merged(edits)
     assert values["trainer.callbacks.LossGuard.init_args.factor"] == 3.0 and values["loss_guard"]
     assert values["trainer.callbacks.EarlyStopping.init_args.monitor"] == "val/x"
+    assert values["trainer.callbacks.EarlyStopping.init_args.mode"] == "max"
+    edits.edit("checkpoints", {"monitor": "val/y", "mode": "min"})
+    values = merged(edits)
+    assert values["trainer.callbacks.EarlyStopping.init_args.monitor"] == "val/y"
+    assert values["trainer.callbacks.EarlyStopping.init_args.mode"] == "min"
+    edits.reset("checkpoints")
     assert values["trainer.callbacks.EMA.init_args.decay"] == 0.99
     switch_off(edits)
     assert edits.edits == {"early_stopping": True}

@@ -41,6 +41,7 @@ class ProcessRecord:
     command: Sequence[str] = ()
     exit_code: int | None = None  # also None when no page saw its end
     stopping: bool = False  # whether it was asked to end
+    console_start: int = 0  # bytes of console.log that earlier processes wrote
 
     def is_running(self) -> bool:
         """Tell whether this very process runs."""
@@ -177,12 +178,14 @@ class TrainingQueue:
             write_atomic(folder / CHANGES_NAME, lambda file: file.write(dump_yaml(dict(changes)).encode()))
         command = [*self._program, "fit", *arguments]
         with (folder / CONSOLE_NAME).open("ab") as console:
+            console_start = console.tell()
             process = subprocess.Popen(
                 command, cwd=self.folders.work, env=self._environment, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT,
             )  # fmt: skip
         try:
-            write_record(folder, ProcessRecord(process.pid, psutil.Process(process.pid).create_time(), command))
+            created = psutil.Process(process.pid).create_time()
+            write_record(folder, ProcessRecord(process.pid, created, command, console_start=console_start))
         except (OSError, psutil.Error):  # without a record no page could stop it
             process.kill()
             process.wait()

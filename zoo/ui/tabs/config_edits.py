@@ -33,7 +33,9 @@ SWITCHES = {  # keys of edits that are no keys of the config
         {"action": "skip", "factor": 10.0, "patience": 10, "reduce_factor": 0.5},
     ),
     "early_stopping": CallbackSwitch(
-        ("EarlyStopping",), "lightning.pytorch.callbacks.EarlyStopping", {"monitor": None, "patience": 10}
+        ("EarlyStopping",),
+        "lightning.pytorch.callbacks.EarlyStopping",
+        {"monitor": None, "mode": "min", "patience": 10},
     ),
 }
 
@@ -54,22 +56,33 @@ class ConfigEdits:
         self.recipe_values = self.values = flatten_values(config)
 
     def edit(self, key: str, value: Any) -> None:
-        """Edit a key, in place of edits of keys above and below it; ValueError when a list has no such object."""
+        """Edit a key, in place of edits of keys above and below it; ValueError when a list has no such object.
+
+        The recipe's own value is an edit only beside others, which may have changed what follows from them. Of a
+        mapping, which is merged with the recipe's, each key is an edit.
+        """
+        edits = self._edits_without(key)
+        for each, item in _expand_mapping(key, value).items():
+            if (edits and each not in SWITCHES) or not equal_values(item, self.recipe_values.get(each, ABSENT)):
+                edits[each] = item
+        self._use(edits, key)
+
+    def reset(self, key: str) -> None:
+        """Return to the recipe's value, or what follows from the other edits."""
+        self._use(self._edits_without(key), key)
+
+    def _edits_without(self, key: str) -> dict[str, Any]:
         suffixes = SWITCHES[key].suffixes if key in SWITCHES else ()
-        edits = {
+        return {
             other: each
             for other, each in self.edits.items()
             if not overlap(key, other) and not (suffixes and _callback_name(other).endswith(suffixes))
         }
-        if not equal_values(value, self.recipe_values.get(key, ABSENT)):
-            edits[key] = value
+
+    def _use(self, edits: dict[str, Any], key: str) -> None:
         self.values = flatten_values(self._apply(edits)[0])
         self.edits = edits
         self.problems.pop(key, None)
-
-    def reset(self, key: str) -> None:
-        """Return to the recipe's value."""
-        self.edit(key, self.recipe_values.get(key, ABSENT))
 
     def differences(self) -> list[tuple[str, str, str]]:
         """List the edits in their order: key, the recipe's value and the edited one as texts."""
@@ -95,17 +108,12 @@ class ConfigEdits:
     def _apply(self, edits: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
         """Return the edited config, and the keys of the lists that hold edited objects."""
         config, lists = copy.deepcopy(self.config), set()
-        for name in SWITCHES.keys() & edits.keys():
-            suffixes, class_path, init_args = SWITCHES[name]
-            entries = [each for each in _callbacks(config) if not class_name(each).endswith(suffixes)]
-            if edits[name]:
-                monitor = {"monitor": config["checkpoints"]["monitor"]} if "monitor" in init_args else {}
-                entries.append({"class_path": class_path, "init_args": init_args | monitor})
-            config["trainer"]["callbacks"] = entries or None
-            lists.add(CALLBACKS)
-        for key, value in edits.items():
-            outer = None if key in SWITCHES else set_value(config, key, copy.deepcopy(value))
-            if outer is not None:
+        # a switch reads other keys, and adds what keys of callbacks edit
+        for key in sorted(edits, key=lambda key: 1 if key in SWITCHES else 2 if _callback_name(key) else 0):
+            if key in SWITCHES:
+                _switch(config, SWITCHES[key], edits[key])
+                lists.add(CALLBACKS)
+            elif (outer := set_value(config, key, copy.deepcopy(edits[key]))) is not None:
                 lists.add(outer)
         return config, lists
 
@@ -228,6 +236,23 @@ def describe_key(arguments: Mapping[str, Mapping[str, Any]], values: Mapping[str
         if name in described or names[length] in described:  # a field of a dataclass, or a value in a dictionary
             return dict(described.get(name) or described[names[length]])
     return {}
+
+
+def _expand_mapping(key: str, value: Any) -> dict[str, Any]:
+    """Return the edits of a mapping's keys; of a component, and of other values, the one of the whole."""
+    if value == {}:
+        raise ValueError(f"{key}: an empty mapping changes nothing")
+    is_merged = isinstance(value, Mapping) and "class_path" not in value and not any("." in str(name) for name in value)
+    return {f"{key}.{name}": each for name, each in value.items()} if is_merged else {key: value}
+
+
+def _switch(config: dict[str, Any], switch: CallbackSwitch, is_on: bool) -> None:
+    """Add a callback in place of others of its kind, or remove these; it watches what decides the best checkpoint."""
+    entries = [each for each in _callbacks(config) if not class_name(each).endswith(switch.suffixes)]
+    if is_on:
+        watched = {name: config["checkpoints"][name] for name in ("monitor", "mode") if name in switch.init_args}
+        entries.append({"class_path": switch.class_path, "init_args": switch.init_args | watched})
+    config["trainer"]["callbacks"] = entries or None
 
 
 def _callbacks(config: Mapping[str, Any]) -> list[Any]:

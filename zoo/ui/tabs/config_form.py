@@ -53,7 +53,7 @@ _MODES = ("default", "reduce-overhead", "max-autotune")
 CONTROLS = (
     Control("Training", "Data", ROOT_KEY),
     Control("Training", "Pretrained weights", WEIGHTS_KEY, "a checkpoint of a run"),
-    Control("Training", "Steps", "trainer.max_steps", "batches; -1 for no limit"),
+    Control("Training", "Steps", "trainer.max_steps", "optimizer steps; -1 for no limit"),
     Control("Training", "Batch size", "D.batch_size", "per process"),
     Control("Training", "Gradient accumulation", "M.step.accumulate trainer.accumulate_grad_batches"),
     Control("Training", "Learning rate", "M.optimizer.init_args.lr M.optimizer_g.init_args.lr"),
@@ -82,8 +82,8 @@ CONTROLS = (
     Control("Protection", "Early stopping", "early_stopping", "ends when validations get no better"),
     Control("Protection", "Patience", "trainer.callbacks.*EarlyStopping.init_args.patience", "validations"),
     Control("Intervals", "Validation interval", "trainer.val_check_interval", "batches"),
-    Control("Intervals", "Log interval", "trainer.log_every_n_steps", "batches"),
-    Control("Intervals", "Checkpoint interval", "checkpoints.every_n_steps", "batches"),
+    Control("Intervals", "Log interval", "trainer.log_every_n_steps", "optimizer steps"),
+    Control("Intervals", "Checkpoint interval", "checkpoints.every_n_steps", "optimizer steps"),
     Control("Intervals", "Checkpoint interval, minutes", "checkpoints.every_minutes"),
     Control("Intervals", "Checkpoints kept", "checkpoints.keep_last"),
     Control("Intervals", "Audio and pictures", "M.media_items", "per validation"),
@@ -95,6 +95,7 @@ class KeyWidget:
 
     def __init__(self, form: ConfigForm, key: str, control: Control) -> None:
         self.form, self.key, self.info = form, key, control.info
+        self.is_path = bool(control.group) and key in (ROOT_KEY, WEIGHTS_KEY)
         self._value: Any = ABSENT  # that the element shows
         self._refreshing = False
         value, described = form.edits.values[key], form.describe(key)
@@ -153,7 +154,11 @@ class KeyWidget:
     def _read(self, value: Any) -> Any:
         if isinstance(self.element, ui.switch):
             return bool(value)
-        return self._values[value] if value in self._values else read_value(str(value or ""))
+        if value in self._values:
+            return self._values[value]
+        parsed = read_value(str(value or ""))
+        # YAML ends a path at " #", and splits it at ": "
+        return parsed if not self.is_path or parsed is None or isinstance(parsed, list) else str(value)
 
 
 class ConfigForm:

@@ -22,7 +22,7 @@ class Samples:
         Heading("Samples", 3)
         self.label = ui.label().classes("zoo-small").props("role=status")
         self.slider = ui.slider(min=0, max=0, step=1, value=0, on_change=self._move).props("markers snap")
-        self.slider.props["aria-label"] = "Samples after batch"
+        self.slider.props["aria-label"] = "Samples at step"
         self.box = ui.element().classes("zoo-samples")
         self._clear()
         page.refresh_every(1.0, "watch", self.refresh)
@@ -65,7 +65,7 @@ class Samples:
         newer = len(self._steps) - 1 - position
         self.slider.set_value(position)
         self.slider.set_visibility(len(self._steps) > 1)
-        self.label.set_text(f"after batch {int(step.removeprefix('step_')):,}{f' ({newer} newer)' if newer else ''}")
+        self.label.set_text(f"at step {int(step.removeprefix('step_')):,}{f' ({newer} newer)' if newer else ''}")
         names, tables = await asyncio.to_thread(sample_files, self.page.app.folders.runs / run, step)
         content = (step, names, tables)
         if content == self._content or (run, step) != (self.page.run, self._step):

@@ -37,6 +37,7 @@ class TrainTab:
     def __init__(self, page: PageState) -> None:
         self.page, self.app = page, page.app
         self.edits: ConfigEdits | None = None  # None while the recipe is read
+        self._requested: Mapping[str, Any] = {}  # edits to show once it is read
         self._files: list[Path] = []
         self._refused = ("", "")  # key and message of the parser's last error
         self._revision = 0  # counts recipes and edits
@@ -76,7 +77,7 @@ class TrainTab:
             self.recipe = ui.select(names, value=recipe, label="Recipe", on_change=lambda: self._open({}))
             machines = {"": "as in the recipe"} | {name: name for name in presets}
             self.machine = ui.select(machines, value=machine, label="Machine")
-            self.machine.on_value_change(lambda: self._open({} if self.edits is None else self.edits.edits))
+            self.machine.on_value_change(lambda: self._open(self.edits.edits if self.edits else self._requested))
         for choice in (self.recipe, self.machine):
             choice.props("outlined dense").on("update:model-value", js_handler=_DISABLE)
 
@@ -86,7 +87,7 @@ class TrainTab:
         self._files = [self.app.folders.recipes(system)[recipe]]
         if machine:
             self._files.append(self.app.folders.machine_presets()[machine])
-        self.edits = None
+        self.edits, self._requested = None, edits
         self._revision += 1
         for box in (self.fields, self.summary, self.about):
             box.clear()
@@ -97,16 +98,16 @@ class TrainTab:
         with self.summary:
             self.status = StatusLine()
             self.status.show("busy", "Reading the config ...")
-        background_tasks.create(self._load(self._revision, edits))
+        background_tasks.create(self._load(self._revision))
 
     def _is_current(self, revision: int) -> bool:
         return revision == self._revision and not self.root.is_deleted
 
-    async def _load(self, revision: int, requested: Mapping[str, Any]) -> None:
+    async def _load(self, revision: int) -> None:
         try:
             parsed = await self.app.parser.parse(self._files, {})
             edits = ConfigEdits(parsed.config)
-            for key, value in requested.items():
+            for key, value in self._requested.items():
                 edits.edit(key, value)
         except (ValueError, OSError) as error:
             if self._is_current(revision):
@@ -243,7 +244,10 @@ class TrainTab:
                 button.enable()
 
     async def _start(self, recipe: str, files: list[Path], changes: dict[str, Any]) -> None:
+        edits = self.edits
         await self.app.parser.parse(files, changes)
+        if edits is not None and (await self.app.parser.parse(files, {})).config != edits.config:
+            raise ValueError("the recipe's file has changed since it was opened here: choose it again")
         run = self.app.queue.start(recipe, files, changes)
         await asyncio.to_thread(self.app.index.scan)
         self.page.choose(run, "watch")

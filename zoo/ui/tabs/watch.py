@@ -158,7 +158,8 @@ class WatchTab:
             len(find_checkpoints(folder)),
             best.name if best else "",
             training_speed(folder) if row.state in ("running", "active") else "",
-            self.app.queue.launch_errors.get(row.name) or (failure_reason(folder) if failed else ""),
+            self.app.queue.launch_errors.get(row.name)
+            or (failure_reason(folder) if failed else self.app.metrics.describe_divergence(folder)),
             read_log(folder, failed) if with_log else self.log.text,
         )
 
@@ -196,11 +197,18 @@ async def request_limit(info: RunInfo) -> list[str] | None:
         number = ui.number(f"Train up to {unit}", value=2 * limit, min=limit + 1, precision=0).props("outlined dense")
         with ui.row().classes("zoo-buttons"):
             ui.button("Cancel", on_click=lambda: dialog.submit(None)).props("outline no-caps")
-            ui.button("Resume", on_click=lambda: dialog.submit(number.value)).props("no-caps")
+            ui.button("Resume", on_click=lambda: submit()).props("no-caps")
+
+    def submit() -> None:
+        if number.value and number.value > limit:
+            dialog.submit(int(number.value))
+        else:
+            number.error = f"expected a number above {limit}"
+
     dialog.props["aria-label"] = "Train further"
     value = await dialog
     dialog.delete()
-    return [f"--trainer.{key}={int(value)}"] if value else None
+    return [f"--trainer.{key}={value}"] if value else None
 
 
 def finished_share(info: RunInfo) -> float | None:
