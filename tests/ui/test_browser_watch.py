@@ -59,6 +59,9 @@ def resume_further(page: Any, server: Server) -> None:
     page.goto(f"{server.home}/?tab=watch&run=flow/smoke/other")  # a finished run is resumed with more steps
     page.get_by_role("button", name="Resume").click()
     dialog = page.get_by_role("dialog", name="Train further")
+    dialog.get_by_role("spinbutton", name="Train up to step").fill("1")
+    dialog.get_by_role("button", name="Resume").click()
+    dialog.get_by_text("expected a number above").wait_for()
     dialog.get_by_role("spinbutton", name="Train up to step").fill("100")
     dialog.get_by_role("button", name="Resume").click()
     record = server.folder / "runs/flow/smoke/other/process.json"
@@ -97,7 +100,7 @@ def test_curves_samples_and_failures(server: Server, browser: Any) -> None:
     (folder / "media" / "step_00000030" / "answers.csv").write_text("question,answer\nlast,30\n")
     page.get_by_text("at step 20 (1 newer)").wait_for()
     assert not page.locator("audio").evaluate("audio => audio.paused")  # what plays stays
-    page.get_by_role("slider", name="Samples after batch").locator("[tabindex]").focus()
+    page.get_by_role("slider", name="Samples at step").locator("[tabindex]").focus()
     page.keyboard.press("ArrowRight")
     page.get_by_text("at step 30").wait_for()
     page.keyboard.press("ArrowLeft")

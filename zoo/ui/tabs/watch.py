@@ -194,7 +194,7 @@ async def request_limit(info: RunInfo) -> list[str] | None:
     with ui.dialog() as dialog, ui.card().classes("zoo-ask"):
         Heading("Train further")
         ui.label(f"The run has finished at step {info.step} in epoch {info.epoch}; its limit is {unit} {limit}.")
-        number = ui.number(f"Train up to {unit}", value=2 * limit, min=limit + 1, precision=0).props("outlined dense")
+        number = ui.number(f"Train up to {unit}", value=2 * limit, precision=0).props("outlined dense")
         with ui.row().classes("zoo-buttons"):
             ui.button("Cancel", on_click=lambda: dialog.submit(None)).props("outline no-caps")
             ui.button("Resume", on_click=lambda: submit()).props("no-caps")
