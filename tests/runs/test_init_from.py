@@ -93,16 +93,13 @@ class Alone(L.LightningModule):
         self.head = nn.Linear(2, 1)
 
 
-def records(module: nn.Module) -> dict:
-    return frozen.frozen_records(frozen.frozen_modules({"": module}))
-
-
 def test_frozen_weights_are_compared_and_not_counted(tmp_path: Path) -> None:
     path = tmp_path / "a.ckpt"
     options = Alone(Scaled(Scale(config={"seed": 1})))
-    left_out = frozen.frozen_keys(frozen.frozen_modules({"": options}))
+    modules = frozen.frozen_modules({"": options})
+    left_out = frozen.frozen_keys(modules)
     state = {key: value for key, value in options.state_dict().items() if key not in left_out}
-    save_checkpoint({"state_dict": state, "frozen": records(options)}, path)
+    save_checkpoint({"state_dict": state, "frozen": frozen.frozen_records(modules)}, path)
     task = Alone(Scaled(Scale(config={"seed": 1})))
     assert init_from(task, path) == {"encoder": {"matched": 1}, "head": {"matched": 2}}
     assert torch.equal(task.encoder.gain, options.encoder.gain)

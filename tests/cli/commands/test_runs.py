@@ -42,7 +42,6 @@ def test_what_is_missing_is_named(tmp_path, capsys, monkeypatch):
         ("runs x y", "zoo compare"),
         ("compare 1", "two or more runs"),
         ("compare 1 3", "did you mean flow/smoke/1"),
-        ("compare 1 1 --metrics val/x", "val/loss"),
     ):
         assert main(line.split()) == 1
         assert message in capsys.readouterr().err
