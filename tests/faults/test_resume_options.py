@@ -92,17 +92,12 @@ def test_extended_run_trains_at_the_rates_of_the_longer_schedule(recipe, tmp_pat
     assert trained_rates(run)[0][6:] == pytest.approx(expected_rates(run, 8)[0][6:], rel=1e-5)
 
 
-def test_finished_run_resumed_as_it_was_changes_no_weight(tmp_path):
+def test_resume_as_it_was_changes_no_weight_and_a_refused_one_no_file(tmp_path, capsys):
     run = tmp_path / "run"
     assert fit(run, "--trainer.max_steps=12", *TOY_ARGS, recipe=TOY_RECIPE) == 0
-    before = fingerprint(newest(run))
+    trained = fingerprint(newest(run))
     assert fit(run, *TOY_ARGS) == 0
-    assert fingerprint(newest(run)) == before and read_config(run)["trainer"]["max_steps"] == 12
-
-
-def test_refused_resume_changes_no_file(tmp_path, capsys):
-    run = tmp_path / "run"
-    assert fit(run, "--trainer.max_steps=12", *TOY_ARGS, recipe=TOY_RECIPE) == 0
+    assert fingerprint(newest(run)) == trained and read_config(run)["trainer"]["max_steps"] == 12
     before = kept_files(run)
     capsys.readouterr()
     for options, named in (

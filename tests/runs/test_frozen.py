@@ -14,7 +14,7 @@ from toy_system.backbone import FrozenTask, Scale, Scaled
 from toy_system.data import PairData
 
 import zoo
-from tests.harness import TOY_ARGS, newest
+from tests.harness import TOY_ARGS, TOY_RECIPE, newest
 from tests.training.callbacks.parts import make_trainer
 from zoo.audio.io import files
 from zoo.cli.main import main
@@ -35,20 +35,10 @@ def recipe(folder: Path, **backbone: object) -> Path:
         "net": {"class_path": "toy_system.Scaled", "init_args": {"backbone": spec}},
         "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.1}},
     }
-    content = {
-        "seed_everything": 1,
-        "trainer": {
-            "accelerator": "cpu",
-            "max_steps": 4,
-            "val_check_interval": 2,
-            "log_every_n_steps": 1,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-        },
-        "checkpoints": {"every_n_steps": 2},
-        "model": {"class_path": "toy_system.FrozenTask", "init_args": model},
-        "data": {"class_path": "toy_system.data.PairData"},
-    }
+    content = yaml.safe_load(TOY_RECIPE.read_text())
+    content["trainer"] |= {"max_steps": 4, "val_check_interval": 2}
+    content["checkpoints"] = {"every_n_steps": 2}
+    content["model"] = {"class_path": "toy_system.FrozenTask", "init_args": model}
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(content))
     return path
