@@ -1,6 +1,5 @@
 """Two gloo processes by Lightning, torchrun and accelerate; equal to one process with the whole batch."""
 
-import csv
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from tests.harness import REPOSITORY, environment, forked, forked_ranks, good, n
 from zoo.flow.data.datamodule import ImageData
 from zoo.flow.process.time_samplers import UniformTimes, sample_times
 from zoo.runs.checkpoints import load_checkpoint
+from zoo.runs.metrics_csv import read_metrics
 
 CONFIGS = REPOSITORY / "configs"
 TWO = ["--config", CONFIGS / "trainer" / "ddp.yaml", "--trainer.devices=2", "--trainer.accelerator=cpu"]
@@ -61,8 +61,7 @@ def weights(run: Path) -> torch.Tensor:
 
 def last_values(run: Path, metric: str) -> dict[str, float]:
     """The last logged training losses and the last validation's metric."""
-    with (run / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_metrics(run)
     trained = [row for row in rows if row.get("train/loss") or row.get("train/g/total")][-1]
     names = ("train/loss", "train/g/", "train/d/")
     values = {key: float(value) for key, value in trained.items() if value and key.startswith(names)}

@@ -1,6 +1,5 @@
 """Smoke recipes on a CUDA device: all stages in each precision, figures beside the CPU's, resume and compiled code."""
 
-import csv
 import json
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import torch
 from tests.harness import REPOSITORY, assert_equal_runs, newest
 from zoo.cli.main import main
 from zoo.runs.load import load
+from zoo.runs.metrics_csv import read_metrics
 
 pytestmark = pytest.mark.gpu
 
@@ -35,8 +35,8 @@ def fit(recipe: str, steps: int, *options: str) -> Path:
 def validate(run: Path, accelerator: str) -> dict[str, float]:
     args = ["validate", "--ckpt_path", str(run), f"--trainer.accelerator={accelerator}", "--trainer.precision=32-true"]
     assert main(args) == 0
-    with (run / "validate.csv").open(newline="") as file:
-        return {key: float(text) for key, text in list(csv.DictReader(file))[-1].items() if key.startswith("val/")}
+    row = read_metrics(run / "validate.csv")[-1]
+    return {key: float(text) for key, text in row.items() if key.startswith("val/")}
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

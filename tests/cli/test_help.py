@@ -24,21 +24,6 @@ def test_help_needs_no_torch(line: str) -> None:
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.5
 
 
-@pytest.mark.parametrize(
-    ("commands", "words"),
-    [
-        ("find-precision find-lr find-batch tune doctor", "[RECIPE ...]"),
-        ("runs", "[RUN ...]"),
-        ("compare", "[RUNS ...]"),
-        ("list", "[SYSTEMS ...]"),
-    ],
-)
-def test_usage_names_the_words_that_a_command_takes(commands: str, words: str, capsys: pytest.CaptureFixture) -> None:
-    for command in commands.split():
-        assert main([command, "--help"]) == 0
-        assert words in capsys.readouterr().out, command
-
-
 def test_options_of_a_class(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "--model.help", "zoo.flow.FlowTask"]) == 0
     assert "--model.net NET" in capsys.readouterr().out

@@ -1,6 +1,5 @@
 """Smoke recipes run fit, resume and predict; test_meta_device.py builds all recipes."""
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
 from zoo.cli.main import main
 from zoo.runs.load import load
+from zoo.runs.metrics_csv import read_metrics
 from zoo.training.callbacks.metrics import TrainingMetrics
 from zoo.training.task import ZooTask
 
@@ -88,11 +88,15 @@ def without_downloads(recipe: dict[str, Any]) -> dict[str, Any]:
     return small(recipe) or {}
 
 
+@pytest.fixture(autouse=True)
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.parametrize(("recipe", "extra"), [*((path, ()) for path in SMOKE), (TOY_RECIPE, TOY_ARGS)], ids=str)
 def test_smoke_recipe_is_trained_resumed_and_used(
     recipe: Path, extra: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     unused: set[str] = set()
 
     def note(callback: TrainingMetrics, trainer: L.Trainer, task: ZooTask) -> None:
@@ -114,8 +118,7 @@ def test_smoke_recipe_is_trained_resumed_and_used(
         assert main(["inspect", str(run)]) == 0
     assert main(["fit", "--ckpt_path", "last", "--trainer.max_steps=6", "--loggers=[]", *extra]) == 0
     assert newest(run).name == "step_00000006.ckpt"
-    with (run / "metrics.csv").open() as file:
-        steps = [int(row["step"]) for row in csv.DictReader(file) if row.get("train/g/total") or row.get("train/loss")]
+    steps = [int(row["step"]) for row in read_metrics(run) if row.get("train/g/total") or row.get("train/loss")]
     assert steps == list(range(6))
 
     inputs = tmp_path / "inputs"
@@ -169,9 +172,7 @@ def assert_samples_are_everywhere(run: Path) -> None:
 
 
 @pytest.mark.parametrize("fragment", FRAGMENTS, ids=name)
-def test_trainer_fragment_merges_into_a_recipe(
-    fragment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_trainer_fragment_merges_into_a_recipe(fragment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "--config", str(VOCODER), "--config", str(fragment), "--print_config"]) == 0
     merged = yaml.safe_load(capsys.readouterr().out)["trainer"]
     options = yaml.safe_load(fragment.read_text())
@@ -197,8 +198,7 @@ def test_sample_rate_and_hop_are_written_once(capsys: pytest.CaptureFixture[str]
     assert model["sample_rate"] == model["mel"]["init_args"]["sample_rate"] == 16000
 
 
-def test_loaded_run_is_called_on_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_loaded_run_is_called_on_arrays(tmp_path: Path) -> None:
     run = RUNS / "hifigan" / "smoke"
     audio = SyntheticSpeech(22050).utterance(1)[:22050]
     before = load(run)(audio, 22050)
@@ -213,32 +213,18 @@ def test_loaded_run_is_called_on_arrays(tmp_path: Path, monkeypatch: pytest.Monk
     assert "zoo.load" in card and "hifigan" in card
 
 
-def test_refuses_a_folder_that_holds_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = tmp_path / "run"
-    args = ["fit", "--config", str(TOY_RECIPE), *TOY_ARGS, f"--trainer.default_root_dir={run}", "--trainer.max_steps=5"]
-    assert main(args) == 0
-    assert main(args) == 1
-    assert "already holds a run" in capsys.readouterr().err
-
-
-def test_older_checkpoint_goes_on_in_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["fit", "--config", str(TOY_RECIPE), *TOY_ARGS, "--trainer.max_steps=10"]) == 0
-    (run,) = tmp_path.glob("runs/toy_system/smoke/*")
-    assert main(["fit", *TOY_ARGS, "--ckpt_path", str(run / "step_00000005.ckpt"), "--trainer.max_steps=7"]) == 0
-    folders = sorted(tmp_path.glob("runs/toy_system/smoke/*"))
-    assert len(folders) == 2
-    assert newest(run).name == "step_00000010.ckpt"
-    assert newest(next(folder for folder in folders if folder != run)).name == "step_00000007.ckpt"
-
-
-def test_auto_starts_or_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_run_is_started_continued_and_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ["fit", "--config", str(TOY_RECIPE), *TOY_ARGS, "--ckpt_path", "auto"]
     assert main([*args, "--trainer.max_steps=5"]) == 0
     assert main([*args, "--trainer.max_steps=10"]) == 0
     (run,) = tmp_path.glob("runs/toy_system/smoke/*")
     assert newest(run).name == "step_00000010.ckpt"
+    older = ["--ckpt_path", str(run / "step_00000005.ckpt"), "--trainer.max_steps=7"]
+    assert main(["fit", *TOY_ARGS, *older]) == 0
+    (other,) = set(tmp_path.glob("runs/toy_system/smoke/*")) - {run}
+    assert [newest(folder).name for folder in (run, other)] == ["step_00000010.ckpt", "step_00000007.ckpt"]
+    assert main([*args[:-2], f"--trainer.default_root_dir={run}"]) == 1
+    assert "already holds a run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -251,23 +237,18 @@ def test_auto_starts_or_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_wrong_calls_get_one_line(
-    args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    args: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     assert main(args) in (1, 2)
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
     assert message in line
     assert list(tmp_path.rglob("*.ckpt")) == []
 
 
-def test_weights_of_an_original_begin_and_predict_but_do_not_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_weights_of_an_original_begin_and_predict_but_do_not_go_on(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", "hifigan", str(reference_folder("hifigan") / "g_00000123"), "golden.ckpt"]) == 0
-    assert (
-        main(["convert-config", "hifigan", str(reference_folder("hifigan") / "config.json"), "--output", "r.yaml"]) == 0
-    )
+    config = str(reference_folder("hifigan") / "config.json")
+    assert main(["convert-config", "hifigan", config, "--output", "r.yaml"]) == 0
     recipe = ["--config", "r.yaml", "--data.init_args.root=null", "--trainer.accelerator=cpu"]
     for side in ("mpd", "msd"):
         recipe.append(f"--model.init_args.discriminators.{side}.init_args.channel_mult=0.03125")

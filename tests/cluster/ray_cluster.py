@@ -1,7 +1,6 @@
 """A Ray cluster of node processes on this machine, with separate ports and a separate folder."""
 
 import contextlib
-import importlib.util
 import random
 import secrets
 import socket
@@ -82,11 +81,6 @@ class RayCluster:
                 children = psutil.Process(node.pid).children(recursive=True)
                 processes += [each for each in children if each.cmdline()[:1] and "PredictWorker" in each.cmdline()[0]]
         return processes
-
-
-def available() -> bool:
-    """Whether Ray is installed."""
-    return importlib.util.find_spec("ray") is not None
 
 
 @contextlib.contextmanager

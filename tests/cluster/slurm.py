@@ -80,14 +80,6 @@ class Slurm:
         words = self.run("scontrol", "--oneliner", "show", "job", number).split()
         return dict(word.partition("=")[::2] for word in words if "=" in word)
 
-    def wait(self, number: str, *states: str, seconds: float) -> dict[str, str]:
-        """Wait until a job is in one of these states."""
-        end = time.monotonic() + seconds
-        while (job := self.job(number))["JobState"] not in states:
-            assert time.monotonic() < end, job
-            time.sleep(0.5)
-        return job
-
     def start_node(self, name: str, *options: str) -> None:
         """Start a node's daemon; with -b it reports that its machine has restarted."""
         command = ["slurmd", "-D", *options, "-N", name, "-f", str(self.folder / "slurm.conf")]
@@ -114,7 +106,7 @@ def available() -> bool:
 
 
 @contextlib.contextmanager
-def slurm(folder: Path, cores: int = 2) -> Iterator[Slurm]:
+def slurm(folder: Path) -> Iterator[Slurm]:
     """Start a cluster of two nodes, and end all of it."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
@@ -124,7 +116,7 @@ def slurm(folder: Path, cores: int = 2) -> Iterator[Slurm]:
     ports = _free_ports(1 + len(NODES))
     host = socket.gethostname().partition(".")[0]
     nodes = "\n".join(
-        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cores} State=UNKNOWN"
+        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 State=UNKNOWN"
         for name, port in zip(NODES, ports[1:], strict=True)
     )
     first = random.SystemRandom().randrange(1, 12000)  # scripts/slurm.sh takes its port by the job's number

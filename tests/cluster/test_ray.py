@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.cluster.ray_cluster import RayCluster, available, ray_cluster
+from tests.cluster.ray_cluster import RayCluster, ray_cluster
 from tests.harness import TOY_ARGS, TOY_FIT, forked, good, zoo
 from zoo.audio.io import files
 from zoo.runs.inference.predict import read_manifest
@@ -22,7 +23,7 @@ from zoo.runs.inference.predict import read_manifest
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.slow,
-    pytest.mark.skipif(not available(), reason="needs Ray: the extra ray"),
+    pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: the extra ray"),
 ]
 LETHAL = "007"
 

@@ -46,27 +46,23 @@ class Job:
 
     Args:
         work: the folder it is submitted from.
-        options: of sbatch.
+        flags: of `zoo fit`.
     """
 
     cluster: Slurm
     work: Path
     recipe: str
     flags: tuple[object, ...] = ()
-    options: tuple[str, ...] = ()
-    variables: tuple[str, ...] = ()
     number: str = field(init=False)
-    command: tuple[object, ...] = field(init=False)
     released: int = 0
 
     def __post_init__(self) -> None:
         self.work.mkdir()
         inputs = (f"PYTHONPATH={REPOSITORY}", "MASTER_ADDR=127.0.0.1", "CUDA_VISIBLE_DEVICES=", "OMP_NUM_THREADS=1")
-        options = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--gpus-per-node=0", *self.options)
-        exported = "--export=" + ",".join(("ALL", "ZOO_WAIT=20", *inputs, *self.variables))
+        options = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--gpus-per-node=0")
+        exported = "--export=" + ",".join(("ALL", "ZOO_WAIT=20", *inputs))
         script = (REPOSITORY / "scripts" / "slurm.sh", self.recipe, *FLAGS, *self.flags)
-        self.command = (*options, exported, *script)
-        self.number = self.cluster.run("sbatch", "--parsable", *self.command, cwd=self.work).strip()
+        self.number = self.cluster.run("sbatch", "--parsable", *options, exported, *script, cwd=self.work).strip()
 
     @property
     def log(self) -> str:
@@ -122,12 +118,12 @@ class Job:
                 pytest.fail(f"{state}\n{self.log}")
             time.sleep(0.2)
 
-    def end(self, *states: str, seconds: float = 600) -> dict[str, str]:
-        """Wait for the job's end, in one of these states."""
-        end = time.monotonic() + seconds
+    def end(self) -> dict[str, str]:
+        """Wait for the job's good end."""
+        end = time.monotonic() + 600
         while (state := self.state())["JobState"] not in ENDS and time.monotonic() < end:
             time.sleep(0.2)
-        if state["JobState"] not in (states or ("COMPLETED",)):
+        if state["JobState"] != "COMPLETED":
             pytest.fail(f"{state}\n{self.log}")
         return state
 

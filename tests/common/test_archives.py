@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness import contents
 from zoo.common.foreign_files import extract_archive
 
 CONTENT = {"a.wav": b"one" * 1000, "deep/er/b.wav": bytes(range(256)) * 40}
@@ -26,9 +27,7 @@ def test_archive_is_extracted_and_can_be_extracted_again(tmp_path, suffix):
     archive = make_archive(tmp_path, suffix)
     for _ in range(2):
         assert extract_archive(archive, tmp_path / "out") == len(CONTENT)
-        contents = {path.relative_to(tmp_path / "out").as_posix(): path.read_bytes()
-                 for path in (tmp_path / "out").rglob("*") if path.is_file()}  # fmt: skip
-        assert contents == CONTENT
+        assert contents(tmp_path / "out") == CONTENT
 
 
 @pytest.mark.parametrize("name", ["../evil.wav", "/tmp/evil.wav", "a/../../evil.wav"])

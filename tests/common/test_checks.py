@@ -34,10 +34,3 @@ def test_a_folder_of_data_is_there_or_made_in_code(tmp_path: Path, caplog: pytes
         checks.find_data_folder("noise", str(tmp_path / "gone"), False)
     assert checks.find_data_folder("noise", str(tmp_path / "gone"), True) is None
     assert "made in code" in caplog.text
-
-
-def test_some_may_be_bad_and_too_many_are_named() -> None:
-    checks.check_unreadable_share(["a", "b"], 20, 0.1)
-    checks.check_unreadable_share([], 20, 0.0)
-    with pytest.raises(ValueError, match=r"3 of 20 audio files .* share of 0.1 \(max_bad_share\).*: a; b; and 1 more$"):
-        checks.check_unreadable_share(["a", "b", "c"], 20, 0.1, shown=2)

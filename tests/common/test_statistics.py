@@ -15,13 +15,6 @@ def test_bootstrap_interval_is_that_of_the_normal_law():
     assert bootstrap_mean(values) == (mean, low, high)
 
 
-def test_bootstrap_coverage():
-    rng = np.random.default_rng(0)
-    intervals = [bootstrap_mean(rng.normal(0.0, 1.0, 30)) for _ in range(200)]
-    covered = sum(interval.low <= 0 <= interval.high for interval in intervals) / len(intervals)
-    assert 0.88 <= covered <= 0.99
-
-
 def test_weighted_mean_is_the_rate_of_the_whole_set():
     # 1 error in 2 words and 0 in 8: one word of ten is wrong.
     assert bootstrap_mean(np.array([0.5, 0.0]), np.array([2.0, 8.0])).mean == pytest.approx(0.1)

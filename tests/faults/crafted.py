@@ -1,7 +1,6 @@
 """Watch what a call of the zoo touches while it is given a crafted file."""
 
 import contextlib
-import hashlib
 import io
 import json
 import os
@@ -18,6 +17,7 @@ import torch
 import yaml
 
 from tests.harness import RUNS
+from zoo.runs.checkpoints import save_checkpoint
 
 VALID_RUN = RUNS / "flow" / "points"
 CHECKPOINT = "step_00000003.ckpt"
@@ -126,9 +126,7 @@ def edited(kind: str, edit: Callable[[dict[str, Any], Place], Any]) -> Callable[
         if kind == "checkpoint":
             content = torch.load(file, weights_only=True)
             edit(content["zoo"], place)
-            torch.save(content, file)
-            digest = hashlib.sha256(file.read_bytes()).hexdigest()
-            file.with_name(f"{name}.sha256").write_text(f"{digest}  {name}\n")
+            save_checkpoint(content, file)
         else:
             content = yaml.safe_load(file.read_text())
             edit(content, place)
@@ -150,11 +148,7 @@ def write_valid(kind: str, place: Place, valid: Path) -> None:
 def arguments(entry: str, kind: str, place: Place, valid: Path) -> list[str]:
     """Return the command line by which an entry meets the crafted file."""
     file = str(place.input / CHECKPOINT if kind == "checkpoint" else place.input)
-    config, out, recipe = (
-        str(place.input / "config.yaml"),
-        str(place.root / "out"),
-        str(valid / "run" / "config.yaml"),
-    )
+    config, out, recipe = map(str, (place.input / "config.yaml", place.root / "out", valid / "run" / "config.yaml"))
     root = f"--trainer.default_root_dir={place.work / 'runs'}"
     if entry in ("fit", "validate"):
         named = {
@@ -165,12 +159,8 @@ def arguments(entry: str, kind: str, place: Place, valid: Path) -> list[str]:
         if entry == "validate":
             more = ["--ckpt_path", str(valid / "run" / CHECKPOINT)] if kind == "config" else []
             return [entry, *named, *more, root]
-        return [
-            entry,
-            *named,
-            f"--trainer.max_steps={1 if kind == 'config' else 4}",
-            *([] if kind == "run" else [root]),
-        ]
+        steps = f"--trainer.max_steps={1 if kind == 'config' else 4}"
+        return [entry, *named, steps] if kind == "run" else [entry, *named, steps, root]
     return {
         "predict": ["predict", "--ckpt_path", file, "--input", str(valid / "input"), "--output", out],
         "convert": ["convert", "flow", file, f"{out}/original.ckpt"],

@@ -50,14 +50,10 @@ def test_odd_files_are_trained_on(tmp_path, caplog):
     assert float(crops.abs().max()) <= 0.951
 
 
-def test_five_per_cent_train_on_and_twenty_per_cent_abort(tmp_path):
-    few = corpus(tmp_path / "few", 38, "cut.wav", "flipped_bit.flac")
-    root = f"--trainer.default_root_dir={tmp_path}"
-    result = good(forked(*FIT, f"--data.init_args.root={few}", f"{root}/run", cwd=tmp_path))
-    for name in ("cut.wav", "flipped_bit.flac"):
-        assert [line for line in result.stderr.splitlines() if str(few / name) in line]
-    many = corpus(tmp_path / "many", 32, *list(BAD)[:8])
-    result = forked(*FIT, f"--data.init_args.root={many}", f"{root}/run2", cwd=tmp_path)
+def test_twenty_per_cent_bad_files_abort(tmp_path):
+    root = corpus(tmp_path / "many", 32, *list(BAD)[:8])
+    run = [f"--data.init_args.root={root}", f"--trainer.default_root_dir={tmp_path / 'run'}"]
+    result = forked(*FIT, *run, cwd=tmp_path)
     assert result.returncode == 1
     assert "max_bad_share" in error_line(result) and "of 40 audio files are bad" in error_line(result)
 

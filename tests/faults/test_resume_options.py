@@ -1,7 +1,5 @@
 """What a resume changes takes effect, config.yaml says what was trained, and a refused resume changes no file."""
 
-import csv
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +8,21 @@ import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.harness import REPOSITORY, TOY_ARGS, TOY_RECIPE, fingerprint, newest
+from tests.harness import REPOSITORY, TOY_ARGS, TOY_RECIPE, contents, fingerprint, newest
 from zoo.cli.main import main
 from zoo.common import registry
+from zoo.runs.metrics_csv import read_metrics
 from zoo.training.hyperparameters import advance
 
 SMOKE = sorted((REPOSITORY / "configs").glob("*/smoke*.yaml"))
 FAST = ("hifigan/smoke", "flow/smoke", "ci_llm/smoke")
 LIMITS = ["--trainer.log_every_n_steps=1", "--trainer.limit_val_batches=1", "--trainer.num_sanity_val_steps=0"]
 LIMITS += ["--samples.enabled=false", "--checkpoints.every_n_steps=3"]
+
+
+@pytest.fixture(autouse=True)
+def working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
 
 
 def fit(run: Path, *args: object, recipe: object | None = None) -> int:
@@ -32,8 +36,7 @@ def read_config(run: Path) -> dict[str, Any]:
 
 def trained_rates(run: Path) -> list[list[float]]:
     """The rates that a run logged, a list for each of its optimizers."""
-    with (run / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_metrics(run)
     keys = [key for key in rows[0] if key.startswith("train/lr_")]
     return [[float(row[key]) for row in rows if row[key]] for key in keys]
 
@@ -60,9 +63,8 @@ def expected_rates(run: Path, steps: int) -> list[list[float]]:
     return rates if "optimizer" in arguments else rates[::-1][: len(trained_rates(run))]
 
 
-def hashes(folder: Path) -> dict[str, str]:
-    names = ("config.yaml", "metrics.csv", *(path.name for path in folder.glob("*.ckpt")))
-    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+def kept_files(folder: Path) -> dict[str, bytes]:
+    return {name: content for name, content in contents(folder).items() if name.endswith((".yaml", ".csv", ".ckpt"))}
 
 
 @pytest.mark.parametrize(
@@ -72,8 +74,7 @@ def hashes(folder: Path) -> dict[str, str]:
         for path in SMOKE
     ],
 )
-def test_extended_run_trains_at_the_rates_of_the_longer_schedule(recipe, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_extended_run_trains_at_the_rates_of_the_longer_schedule(recipe, tmp_path):
     run = tmp_path / "run"
     assert fit(run, "--trainer.max_steps=3", recipe=recipe) == 0
     first, short = trained_rates(run), expected_rates(run, 3)
@@ -88,24 +89,16 @@ def test_extended_run_trains_at_the_rates_of_the_longer_schedule(recipe, tmp_pat
     key = "optimizer" if "optimizer" in read_config(run)["model"]["init_args"] else "optimizer_g"
     assert fit(run, "--trainer.max_steps=8", f"--model.{key}.lr=1e-5") == 0
     assert read_config(run)["model"]["init_args"][key]["init_args"]["lr"] == 1e-5
-    index = 0
-    assert trained_rates(run)[index][6:] == pytest.approx(expected_rates(run, 8)[index][6:], rel=1e-5)
+    assert trained_rates(run)[0][6:] == pytest.approx(expected_rates(run, 8)[0][6:], rel=1e-5)
 
 
-def test_finished_run_resumed_as_it_was_changes_no_weight(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_resume_as_it_was_changes_no_weight_and_a_refused_one_no_file(tmp_path, capsys):
     run = tmp_path / "run"
     assert fit(run, "--trainer.max_steps=12", *TOY_ARGS, recipe=TOY_RECIPE) == 0
-    before = fingerprint(newest(run))
+    trained = fingerprint(newest(run))
     assert fit(run, *TOY_ARGS) == 0
-    assert fingerprint(newest(run)) == before and read_config(run)["trainer"]["max_steps"] == 12
-
-
-def test_refused_resume_changes_no_file(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    run = tmp_path / "run"
-    assert fit(run, "--trainer.max_steps=12", *TOY_ARGS, recipe=TOY_RECIPE) == 0
-    before = hashes(run)
+    assert fingerprint(newest(run)) == trained and read_config(run)["trainer"]["max_steps"] == 12
+    before = kept_files(run)
     capsys.readouterr()
     for options, named in (
         (["--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.1"], "no SGD"),
@@ -116,14 +109,13 @@ def test_refused_resume_changes_no_file(tmp_path, monkeypatch, capsys):
     ):
         assert fit(run, "--trainer.max_steps=20", *options, *TOY_ARGS) == 1
         assert named in capsys.readouterr().err.strip().splitlines()[-1]
-        assert hashes(run) == before
+        assert kept_files(run) == before
     assert fit(run, "--trainer.max_steps=20", "--checkpoints.monitor=null", *TOY_ARGS) == 0
     assert "\nbest " not in capsys.readouterr().err  # their metric is unknown
 
 
 @pytest.mark.parametrize("name", ["train.log", "metrics.csv", ".lock", "media"])
-def test_run_with_a_link_to_elsewhere_is_refused(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_run_with_a_link_to_elsewhere_is_refused(name, tmp_path, capsys):
     run, outside = tmp_path / "run", tmp_path / "outside"
     assert fit(run, "--trainer.max_steps=4", *TOY_ARGS, recipe=TOY_RECIPE) == 0
     outside.write_text("kept")
@@ -135,8 +127,7 @@ def test_run_with_a_link_to_elsewhere_is_refused(name, tmp_path, monkeypatch, ca
 
 
 @pytest.mark.parametrize("interval", [2, 7])
-def test_resume_with_another_validation_interval_repeats_no_batch(interval, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_resume_with_another_validation_interval_repeats_no_batch(interval, tmp_path):
     common = ["--trainer.limit_train_batches=11", *TOY_ARGS]
     at_end = ["--trainer.val_check_interval=11", *common]
     assert fit(tmp_path / "uninterrupted", "--trainer.max_steps=25", *at_end, recipe=TOY_RECIPE) == 0
@@ -145,15 +136,12 @@ def test_resume_with_another_validation_interval_repeats_no_batch(interval, tmp_
     first, second = (fingerprint(newest(tmp_path / name)) for name in ("uninterrupted", "run"))
     weights = [key for key in first if key.startswith(("/state_dict", "state_dict"))]
     assert weights and [key for key in weights if first[key] != second[key]] == []
-    steps = []
     for name in ("uninterrupted", "run"):
-        with (tmp_path / name / "metrics.csv").open() as file:
-            steps.append([row["step"] for row in csv.DictReader(file) if row["train/loss"]])
-    assert steps[0] == steps[1] == [str(step) for step in range(25)]
+        steps = [row["step"] for row in read_metrics(tmp_path / name) if row["train/loss"]]
+        assert steps == [str(step) for step in range(25)]
 
 
-def test_tensorboard_shows_no_step_twice_after_a_kill(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_tensorboard_shows_no_step_twice_after_a_kill(tmp_path):
     run, limits = tmp_path / "run", ["--loggers=[tensorboard]", "--trainer.val_check_interval=20", *TOY_ARGS]
     assert fit(run, "--trainer.max_steps=11", *limits, recipe=TOY_RECIPE) == 0
     newest(run).unlink()  # as if killed after step 11, with the checkpoint of step 9

@@ -14,7 +14,8 @@ from toy_system.backbone import FrozenTask, Scale, Scaled
 from toy_system.data import PairData
 
 import zoo
-from tests.harness import TOY_ARGS, newest
+from tests.harness import TOY_ARGS, TOY_RECIPE, newest
+from tests.training.callbacks.parts import make_trainer
 from zoo.audio.io import files
 from zoo.cli.main import main
 from zoo.runs import frozen, pretrained_files
@@ -34,20 +35,10 @@ def recipe(folder: Path, **backbone: object) -> Path:
         "net": {"class_path": "toy_system.Scaled", "init_args": {"backbone": spec}},
         "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.1}},
     }
-    content = {
-        "seed_everything": 1,
-        "trainer": {
-            "accelerator": "cpu",
-            "max_steps": 4,
-            "val_check_interval": 2,
-            "log_every_n_steps": 1,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-        },
-        "checkpoints": {"every_n_steps": 2},
-        "model": {"class_path": "toy_system.FrozenTask", "init_args": model},
-        "data": {"class_path": "toy_system.data.PairData"},
-    }
+    content = yaml.safe_load(TOY_RECIPE.read_text())
+    content["trainer"] |= {"max_steps": 4, "val_check_interval": 2}
+    content["checkpoints"] = {"every_n_steps": 2}
+    content["model"] = {"class_path": "toy_system.FrozenTask", "init_args": model}
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(content))
     return path
@@ -127,11 +118,8 @@ def test_stays_in_evaluation_mode_through_fit_and_validation(tmp_path: Path) -> 
     for trained in (False, True):
         task = FrozenTask(Scaled(Scale(**HERE, trained=trained)), torch.optim.Adam)
         modes, ema = Modes(), EMA(["net"])
-        trainer = L.Trainer(
-            max_steps=6, val_check_interval=2, accelerator="cpu", logger=False, enable_checkpointing=False,
-            enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
-            callbacks=[modes, ema, CheckpointContents()],
-        )  # fmt: skip
+        settings = {"max_steps": 6, "val_check_interval": 2, "default_root_dir": tmp_path}
+        trainer = make_trainer(modes, ema, CheckpointContents(), **settings)
         trainer.fit(task, PairData())
         task.train()
         assert modes.seen == [(True, trained)] * 6
@@ -140,23 +128,13 @@ def test_stays_in_evaluation_mode_through_fit_and_validation(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []  # no checkpoint was asked for, so no copy either
 
 
-def test_trained_backbone_is_saved_like_any_net(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trained_backbone_is_saved_like_any_net(tmp_path: Path) -> None:
     run = fit(tmp_path, **HERE, trained=True)
     checkpoint = load_checkpoint(newest(run))
     assert "frozen" not in checkpoint
     assert set(checkpoint["state_dict"]) == {"net.gain", "net.backbone.weight", "net.backbone.seen"}
     assert not (run / "frozen").exists()
     assert np.isfinite(loaded(run)).all()
-
-
-def test_weights_that_train_and_are_not_saved_are_refused(tmp_path: Path) -> None:
-    task = FrozenTask(Scaled(Scale(**HERE)), torch.optim.Adam)
-    task.net.backbone.frozen_state = task.net.backbone.state_dict
-    task.net.backbone.weight.requires_grad_(True)
-    with pytest.raises(ValueError, match=r"net\.backbone\.weight is trained"):
-        L.Trainer(
-            max_steps=1, accelerator="cpu", logger=False, default_root_dir=tmp_path, callbacks=[CheckpointContents()]
-        ).fit(task, PairData())
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
@@ -243,11 +221,16 @@ def test_a_trainer_of_build_refuses_another_backbone(run: Path, tmp_path: Path) 
         trainer.fit(task, data, ckpt_path=str(run / "step_00000002.ckpt"), weights_only=True)
 
 
-def test_checkpoints_of_weights_only_are_refused(tmp_path: Path) -> None:
-    callbacks = [ModelCheckpoint(tmp_path, save_weights_only=True), CheckpointContents()]
-    trainer = L.Trainer(max_steps=1, accelerator="cpu", logger=False, default_root_dir=tmp_path, callbacks=callbacks)
+def test_what_would_lose_trained_weights_is_refused(tmp_path: Path) -> None:
+    task = FrozenTask(Scaled(Scale(**HERE)), torch.optim.Adam)
+    settings = {"max_steps": 1, "default_root_dir": tmp_path}
+    callbacks = ModelCheckpoint(tmp_path, save_weights_only=True), CheckpointContents()
     with pytest.raises(ValueError, match="save_weights_only"):
-        trainer.fit(FrozenTask(Scaled(Scale(**HERE)), torch.optim.Adam), PairData())
+        make_trainer(*callbacks, enable_checkpointing=True, **settings).fit(task, PairData())
+    task.net.backbone.frozen_state = task.net.backbone.state_dict
+    task.net.backbone.weight.requires_grad_(True)
+    with pytest.raises(ValueError, match=r"net\.backbone\.weight is trained"):
+        make_trainer(CheckpointContents(), **settings).fit(task, PairData())
 
 
 def test_export_is_self_contained(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

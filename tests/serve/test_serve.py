@@ -119,9 +119,7 @@ def test_openapi_describes_the_fields(client: TestClient) -> None:
     ("body", "field"),
     [
         ({"text": "a", "number": -1}, "number"),
-        ({"text": "a", "kinds": ["z"]}, "kinds"),
         ({"text": ["a"]}, "text"),
-        ({"text": ""}, "text"),
         ({}, "text"),
         ({"text": "a", "file": "/etc/passwd"}, "file"),
         ({"text": "a", "__class__": 1}, "__class__"),

@@ -19,9 +19,12 @@ from zoo.training.datamodule import ZooDataModule
 from zoo.training.resume import BucketBatchSampler
 
 
-class Stream(IterableDataset[int]):
+class Stream(IterableDataset):
+    def __init__(self, items):
+        self.items = items
+
     def __iter__(self):
-        return iter(range(10))
+        return iter(self.items)
 
 
 class PositionedStream(Stream):
@@ -31,27 +34,19 @@ class PositionedStream(Stream):
 
 def test_stream_needs_a_position() -> None:
     data = ZooDataModule(batch_size=2)
-    data.train_set = Stream()
+    data.train_set = Stream(range(10))
     with pytest.raises(ValueError, match="resume_at"):
         data.train_dataloader()
-    data.train_set = PositionedStream()
+    data.train_set = PositionedStream(range(10))
     data.load_state_dict({"epoch": 2, "batch": 5})
     assert len(list(data.train_dataloader())) == 5
     assert data.train_set.position == (2, 5)
 
 
-class PairStream(IterableDataset[dict[str, torch.Tensor]]):
-    def __iter__(self):
-        return iter([Pairs(6, 0)[item] for item in range(6)])
-
-    def resume_at(self, epoch: int, batch: int) -> None:
-        pass
-
-
 class StreamData(PairData):
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        self.train_set = PairStream()
+        self.train_set = PositionedStream([Pairs(6, 0)[item] for item in range(6)])
 
 
 def test_position_at_the_end_of_a_streams_epoch_is_the_next_one(tmp_path: Path) -> None:

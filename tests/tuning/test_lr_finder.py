@@ -1,7 +1,6 @@
 """`zoo find-lr`: rates in closed form, GANs with two optimizers, and a run that is left alone."""
 
 import csv
-import hashlib
 import math
 from pathlib import Path
 
@@ -12,7 +11,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from tests.harness import REPOSITORY, TOY_FIT, callback
+from tests.harness import REPOSITORY, TOY_FIT, callback, contents
+from tests.training.callbacks.parts import make_trainer
 from tests.training.test_gan import Task as ToyGAN
 from tests.training.test_gan import items
 from zoo.cli.main import main
@@ -38,8 +38,7 @@ class Quadratic(L.LightningModule):
 
 
 def run(task, test, data=None):
-    silent = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1}
-    trainer = L.Trainer(accelerator="cpu", max_epochs=-1, enable_checkpointing=False, callbacks=[test], **silent)
+    trainer = make_trainer(test, max_epochs=-1, log_every_n_steps=1)
     trainer.fit(task, DataLoader(data or [torch.zeros(1)] * 50, batch_size=2 if data else 1))
     return test
 
@@ -47,11 +46,6 @@ def run(task, test, data=None):
 def rows(folder):
     with (folder / "lr.csv").open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-def hashes(folder):
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {(path.name, path.stat().st_mtime_ns): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 @pytest.mark.parametrize("curvature", [0.5, 20.0, 1000.0])
@@ -92,7 +86,7 @@ def test_a_loss_that_does_not_fall_suggests_nothing():
 def test_a_test_is_deterministic_and_leaves_its_run_alone(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main([*map(str, TOY_FIT), "--trainer.max_steps=5", "--trainer.default_root_dir=run"]) == 0
-    before = hashes(Path("run"))
+    before = contents(Path("run"))
     settings = ["--batches=30", "--max_lr=10", "--trainer.accumulate_grad_batches=3", "--data.batch_size", "4"]
     settings += callback("zoo.training.LossGuard", limit=1e-6, patience=1)  # would stop at once
     capsys.readouterr()
@@ -105,7 +99,7 @@ def test_a_test_is_deterministic_and_leaves_its_run_alone(tmp_path, monkeypatch,
     np.testing.assert_allclose(rates, np.geomspace(1e-7, 10, 30)[: len(rates)], rtol=1e-5)  # no warm-up, no decay
     assert output.strip().splitlines()[-1].startswith("--model.init_args.optimizer.init_args.lr=")
     assert main([*TOY[:1], *TOY[3:], "--ckpt_path=run", "--batches=30", "--output=third"]) == 0
-    assert hashes(Path("run")) == before
+    assert contents(Path("run")) == before
     assert {path.name for path in Path().iterdir()} == {"first", "run", "second", "third"}
     assert float(rows(Path("third"))[0]["loss"]) < float(rows(Path("first"))[0]["loss"])  # trained weights
 

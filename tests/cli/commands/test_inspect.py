@@ -120,9 +120,7 @@ def test_missing_and_unknown_paths_are_refused(tmp_path: Path, inspect: Inspect)
 
 @pytest.mark.shared
 def test_originals(shared: Path, inspect: Inspect) -> None:
-    golden = shared / "golden"
-    assert "original's file, system hifigan" in inspect(golden / "hifigan" / "g_00000123")[1]
-    for path in sorted(golden.rglob("*")):
+    for path in sorted((shared / "golden").rglob("*")):
         if path.suffix in {".pt", ".ckpt", ".bin", ".pkl", ".safetensors"}:
             code, out = inspect(path)
             assert code == 0, out

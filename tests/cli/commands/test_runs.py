@@ -10,12 +10,8 @@ from zoo.cli.main import main
 def test_the_list(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     make(tmp_path / "flow/smoke/20260101-100000")
-    make(
-        tmp_path / "compressed_ad/key_to_door_base/20260101-100001",
-        steps=250000,
-        log=INTERRUPTED,
-        recipe="compressed_ad/key_to_door_base",
-    )
+    long = "compressed_ad/key_to_door_base"
+    make(tmp_path / long / "20260101-100001", steps=250000, log=INTERRUPTED, recipe=long)
     assert main(["runs", "--root", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["recipe", "run", "state", "step", "best", "age"]
@@ -32,20 +28,23 @@ def test_the_list_is_cut(tmp_path, capsys):
     assert len(json.loads(capsys.readouterr().out)) == 3
 
 
-def test_nothing_there(tmp_path, capsys, monkeypatch):
+def test_what_is_missing_is_named(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["runs"]) == 1
     assert "runs: no such folder" in capsys.readouterr().err
-    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "bare").mkdir(parents=True)
     assert main(["runs"]) == 0
     assert "no runs below runs" in capsys.readouterr().out
-    assert main(["runs", "x"]) == 1
-    assert "no run 'x'" in capsys.readouterr().err
-    (tmp_path / "runs" / "bare").mkdir()
-    assert main(["runs", "bare"]) == 1
-    assert "holds no run" in capsys.readouterr().err
-    assert main(["runs", "x", "y"]) == 1
-    assert "zoo compare" in capsys.readouterr().err
+    make(tmp_path / "runs/flow/smoke/1")
+    for line, message in (
+        ("runs x", "no run 'x'"),
+        ("runs bare", "holds no run"),
+        ("runs x y", "zoo compare"),
+        ("compare 1", "two or more runs"),
+        ("compare 1 3", "did you mean flow/smoke/1"),
+    ):
+        assert main(line.split()) == 1
+        assert message in capsys.readouterr().err
 
 
 def test_compare_writes_tables_and_plots(tmp_path, capsys):
@@ -64,13 +63,3 @@ def test_compare_writes_tables_and_plots(tmp_path, capsys):
     assert imread(output / "compare.png").shape[1] > 300
     assert main(["compare", "1", "2", "--root", str(tmp_path), "--metrics", "train/*"]) == 0
     assert "val/loss" not in capsys.readouterr().out
-
-
-def test_compare_names_what_is_missing(tmp_path, capsys):
-    make(tmp_path / "flow/smoke/1")
-    assert main(["compare", "1", "--root", str(tmp_path)]) == 1
-    assert "two or more runs" in capsys.readouterr().err
-    assert main(["compare", "1", "3", "--root", str(tmp_path)]) == 1
-    assert "did you mean flow/smoke/1" in capsys.readouterr().err
-    assert main(["compare", "1", "1", "--root", str(tmp_path), "--metrics", "val/x"]) == 1
-    assert "val/loss" in capsys.readouterr().err

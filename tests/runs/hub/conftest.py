@@ -10,17 +10,9 @@ from tests.runs.hub.hub_server import TOKEN, Hub
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
-    server = Hub()
-    yield server
-    server.hold.clear()
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.fixture
-def online(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+def online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """What HF_ENDPOINT, HF_HUB_CACHE, HF_HUB_DISABLE_XET and HF_HUB_OFFLINE do when a process begins."""
+    hub = Hub()
     monkeypatch.setattr(constants, "ENDPOINT", hub.address)
     monkeypatch.setattr(
         constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.address + "/{repo_id}/resolve/{revision}/{filename}"
@@ -31,4 +23,7 @@ def online(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    return hub
+    yield hub
+    hub.hold.clear()
+    hub.shutdown()
+    hub.server_close()

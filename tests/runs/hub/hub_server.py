@@ -79,9 +79,9 @@ class Hub(ThreadingHTTPServer):
         model = self.repos[repo]
         return {path: self.contents[key] for path, key in model.commits[model.find(revision) or ""].items()}
 
-    def put(self, repo: str, files: dict[str, bytes], lfs: tuple[str, ...] = (".safetensors", ".bin")) -> str:
+    def put(self, repo: str, files: dict[str, bytes]) -> str:
         """A repository as anybody may have filled it."""
-        keys = {path: self.keep(content, path.endswith(lfs)) for path, content in files.items()}
+        keys = {path: self.keep(content, path.endswith((".safetensors", ".bin"))) for path, content in files.items()}
         return self.repos.setdefault(repo, Repo(False)).commit("main", keys, "by hand")
 
     def keep(self, content: bytes, lfs: bool) -> str:

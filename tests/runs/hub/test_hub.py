@@ -168,7 +168,7 @@ def good_model(run: Path, online: Hub) -> dict[str, bytes]:
     return {path: online.files("me/good")[path] for path in ("config.json", "model.safetensors", "README.md")}
 
 
-def test_unsafe_models_are_refused(run: Path, online: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsafe_models_are_refused(run: Path, online: Hub, tmp_path: Path) -> None:
     good = good_model(run, online)
     config = json.loads(good["config.json"])
 

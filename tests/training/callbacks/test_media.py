@@ -19,13 +19,12 @@ from zoo.training.callbacks import media
 STEP = "media/step_00000012"
 
 
-def make_task(folder, *loggers, zero=True, sanity=False, sanity_steps=2):
+def make_task(folder, *loggers):
     trainer = SimpleNamespace(
         default_root_dir=str(folder),
         strategy=SimpleNamespace(broadcast=lambda value: value),
-        is_global_zero=zero,
-        sanity_checking=sanity,
-        num_sanity_val_steps=sanity_steps,
+        is_global_zero=True,
+        sanity_checking=False,
         global_step=12,
         fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(_batches_that_stepped=11)),
         loggers=list(loggers),

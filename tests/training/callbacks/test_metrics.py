@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
 
@@ -80,13 +81,9 @@ def test_resources_and_gradient_norm(tmp_path, manual):
 def test_train_log_has_reports_and_the_end(tmp_path, error):
     before = [list(logging.getLogger(name).handlers) for name in LOGGERS if name != "py.warnings"]
     (tmp_path / "train.log").write_text("earlier\n")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), pytest.raises(type(error)) if error else contextlib.nullcontext():
         warnings.simplefilter("always")
-        if error is None:
-            fit(tmp_path, Toy(), TrainLog())
-        else:
-            with pytest.raises(type(error)):
-                fit(tmp_path, Toy(error=error), TrainLog())
+        fit(tmp_path, Toy(error=error), TrainLog())
     text = (tmp_path / "train.log").read_text()
     assert text.startswith("earlier\n") and "WARNING zoo.somewhere: zoo speaks" in text and "careful" in text
     assert "INFO    lightning.pytorch.x: lightning speaks" in text
