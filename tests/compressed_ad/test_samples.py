@@ -47,7 +47,6 @@ def distillation(env: Env, recon_weight: float = 0.0, **parts: Any) -> Distillat
 @pytest.mark.parametrize(
     ("env", "parts", "data", "displayed"),
     [
-        (Darkroom(3, 4), {}, {}, [ATTENTION, LEARNING]),
         (Darkroom(3, 4), {"compressor": Forget()}, {"items": 1}, [ATTENTION, LEARNING]),
         (
             Darkroom(3, 4, random_start=True),

@@ -81,20 +81,3 @@ def test_returns_are_those_of_the_rollout_in_any_split() -> None:
     assert complete.compute() == pytest.approx(parts.compute())
     means = {"return_first": expected[:, 0], "return_last": expected[:, 2], "return_mean": expected}
     assert complete.compute() == pytest.approx({key: float(value.mean()) for key, value in means.items()})
-
-
-@pytest.mark.parametrize(
-    ("policy", "kwargs", "message"),
-    [
-        ({"mask": "full"}, {}, "dense true needs policy.latent_mask causal"),
-        ({"decoder": False}, {"recon_weight": 0.5}, "needs policy.compressor and policy.decoder"),
-        ({"compressed": False}, {"recon_weight": 0.5}, "needs policy.compressor and policy.decoder"),
-        ({}, {"label_smoothing": 1.0}, "label_smoothing is below 1"),
-        ({}, {"episodes": 0}, "episodes is at least 1"),
-        ({}, {"frozen": ["encoder"]}, "'encoder' matches no parameter"),
-        ({"grid": 5}, {}, "the policy's observation is"),
-    ],
-)
-def test_what_contradicts_itself_is_named(policy: dict, kwargs: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build(build_policy(**policy), **kwargs)

@@ -1,5 +1,3 @@
-import pytest
-
 from zoo.compressed_ad.data.curriculum import Curriculum, CurriculumBatches
 from zoo.compressed_ad.nets.policy import InContextPolicy
 
@@ -61,20 +59,3 @@ def test_stages_begin_at_their_steps_in_epochs_that_are_cut_or_accumulated() -> 
         epochs = -(-SMALL.starts[1] // steps)
         assert max(sampler.steps(epoch, 0) for epoch in range(epochs)) <= 11
         assert max(sampler.steps(epoch, 0) for epoch in range(epochs, epochs + 40)) > 12
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"starts": [0, 5]}, "as many starts"),
-        ({"starts": [1]}, r"starts rise from 0, found \[1\]"),
-        ({"shares": [[0.5, 0.4]]}, r"sum to 1, found \[0.5, 0.4\]"),
-        ({"num_latents": 11}, "window is at least 13, not 12"),
-        ({"shortest": 0}, "shortest is at least 1"),
-        ({"max_compressions": [-1]}, "max_compressions is at least 0"),
-    ],
-)
-def test_what_makes_no_sense_is_named(change: dict[str, object], message: str) -> None:
-    sound = {"window": 12, "num_latents": 3, "starts": [0], "max_compressions": [1], "shares": [[1.0]]}
-    with pytest.raises(ValueError, match=message):
-        Curriculum(**{**sound, **change})
