@@ -15,10 +15,9 @@ from zoo.training.task import WeightedMeans
 ENV = Darkroom(3, 4)
 
 
-def build_policy(mask: str = "causal", decoder: bool = True, compressed: bool = True, grid: int = 3) -> InContextPolicy:
+def build_policy(mask: str = "causal", decoder: bool = True) -> InContextPolicy:
     parts = {"decoder": ReconstructionDecoder(DIM, 1, 2, dropout=0.0)} if decoder else {}
-    parts |= {"latent_mask": mask, "arrangement": "separate" if mask == "full" else "fused"}
-    return policy(2 if compressed else 0, grid, 10 if compressed else 24, **parts)
+    return policy(2, 3, 10, latent_mask=mask, arrangement="separate" if mask == "full" else "fused", **parts)
 
 
 def build(net: InContextPolicy | None = None, **kwargs: object) -> DistillationTask:

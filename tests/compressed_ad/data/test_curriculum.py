@@ -1,5 +1,5 @@
+from tests.compressed_ad.parts import policy
 from zoo.compressed_ad.data.curriculum import Curriculum, CurriculumBatches
-from zoo.compressed_ad.nets.policy import InContextPolicy
 
 STARTS = [0, 30_000, 50_000, 75_000]
 LIMITS = [1, 3, 6, None]
@@ -17,24 +17,13 @@ def test_lengths_of_the_categories() -> None:
 
 
 def test_compressions_stay_below_the_limit() -> None:
-    def cuts(steps: int) -> list[int]:
-        return InContextPolicy.segments(Sized(60, 16), steps)
-
+    net = policy(16, window=60)
     for stage, allowed in enumerate([1, 3, 6]):
         limit = ORIGINAL.limit(stage, 1000)
-        assert len(cuts(limit)) - 1 == allowed
-        assert len(cuts(limit + 1)) - 1 == allowed + 1
+        assert len(net.segments(limit)) - 1 == allowed
+        assert len(net.segments(limit + 1)) - 1 == allowed + 1
     assert ORIGINAL.limit(3, 1000) == 1000
     assert max(ORIGINAL.steps(100, seed, 1000) for seed in range(500)) <= ORIGINAL.limit(0, 1000) == 102
-
-
-class Sized:
-    """The policy's arithmetic alone."""
-
-    def __init__(self, window: int, num_latents: int) -> None:
-        self.window, self.num_latents, self.compressor = window, num_latents, object()
-
-    capacity = InContextPolicy.capacity
 
 
 def test_a_batch_has_one_length_on_all_ranks_and_a_stage_begins_at_its_step() -> None:
