@@ -17,7 +17,6 @@ _LLAMA_LIKE = {
 }
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **_LLAMA_LIKE},
-    "qwen2": {"model_type": "qwen2", **_LLAMA_LIKE},
     "gemma2": {"model_type": "gemma2", **_LLAMA_LIKE, "sliding_window": 4, "query_pre_attn_scalar": 8},
     "gpt2": {"model_type": "gpt2", **_COMMON, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
 }

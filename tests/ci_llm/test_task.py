@@ -174,5 +174,3 @@ def test_settings_that_do_not_fit_are_refused():
     made.trainer = SimpleNamespace(datamodule=data, checkpoint_callbacks=[], strategy=None)
     with pytest.raises(ValueError, match=r"agents is 7, the crowd has \d"):
         made.setup("fit")
-    with pytest.raises(ValueError, match="normalise"):
-        task(normalise="tokens")

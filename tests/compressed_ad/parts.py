@@ -5,7 +5,16 @@ from typing import Any
 
 import torch
 
-from zoo.compressed_ad import Env, FactoredEmbedding, InContextPolicy, LinearEmbedding, QueryCompressor, Transformer
+from zoo.compressed_ad import (
+    Env,
+    FactoredEmbedding,
+    InContextPolicy,
+    LinearEmbedding,
+    PointMass,
+    QueryCompressor,
+    Transformer,
+)
+from zoo.compressed_ad.envs.spaces import Schema, Space
 from zoo.compressed_ad.nets.steps import Steps
 
 DIM, GRID, WINDOW = 16, 5, 12
@@ -18,6 +27,13 @@ def policy(latents: int = 0, grid: int = GRID, window: int = WINDOW, depth: int 
     if latents:
         how["compressor"] = QueryCompressor(DIM, latents, 1, 2, dropout=0.0)
     return InContextPolicy(embedding(DIM, grid), Transformer(DIM, depth, 2, window, dropout=0.0), **how)
+
+
+def env_of(observation: Space, action: Space) -> Env:
+    """An environment of these spaces, for what reads its schema alone."""
+    env = PointMass()
+    env.schema = Schema(observation, action, 20)
+    return env
 
 
 def histories(batch: int, length: int) -> Steps:

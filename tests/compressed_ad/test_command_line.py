@@ -92,6 +92,8 @@ def test_an_environment_of_the_users_own_from_collect_to_the_page(
         "collect", "counters", "--env", json.dumps(COUNTERS), "--algorithm", "epsilon", "--steps", "24",
         "--streams", "4", "--train_share", "0.75", "--epsilon.demonstrator", f"{PACKAGE}.forward",
     )  # fmt: skip
+    refused = forked(*collected, cwd=tmp_path)
+    assert refused.returncode and "--allow-import" in refused.stderr and not (tmp_path / "counters").exists()
     assert "made 8, skipped 0" in good(forked(allow, *collected, cwd=tmp_path)).stdout
     run = tmp_path / "work"
     run.mkdir()

@@ -4,17 +4,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from zoo.compressed_ad import Darkroom, DistillationTask, EpsilonCurriculum, InContextPolicy, PretrainTask, Transformer
+from tests.compressed_ad.parts import DIM, policy
+from zoo.compressed_ad import Darkroom, DistillationTask, EpsilonCurriculum, InContextPolicy, PretrainTask
 from zoo.compressed_ad.data.datamodule import EvaluationOptions, HistoryData
 from zoo.compressed_ad.data.windows import WindowOptions
 from zoo.compressed_ad.losses import reconstruction_loss
-from zoo.compressed_ad.nets.compression import FieldDecoder, QueryCompressor, ReconstructionDecoder
-from zoo.compressed_ad.nets.embedding import FactoredEmbedding, LinearEmbedding
+from zoo.compressed_ad.nets.compression import FieldDecoder, ReconstructionDecoder
 from zoo.compressed_ad.nets.heads import cross_entropy
 from zoo.runs.checkpoints import save_checkpoint
 from zoo.runs.init_from import init_from
 
-DIM, ENV = 16, Darkroom(3, 4)
+ENV = Darkroom(3, 4)
 ADAM = partial(torch.optim.Adam, lr=1e-2)
 DECODERS = {
     "tokens": lambda n: ReconstructionDecoder(DIM, 1, 2, dropout=0.0, max_tokens=n),
@@ -22,12 +22,8 @@ DECODERS = {
 }
 
 
-def build_policy(decoder: str = "tokens", linear: bool = False, max_tokens: int = 16, seed: int = 0) -> InContextPolicy:
-    torch.manual_seed(seed)
-    embedding = LinearEmbedding(DIM, 3) if linear else FactoredEmbedding(DIM, 3)
-    compressor = QueryCompressor(DIM, 4, 1, 2, dropout=0.0)
-    transformer = Transformer(DIM, 1, 2, 10, dropout=0.0)
-    return InContextPolicy(embedding, transformer, compressor, decoder=DECODERS[decoder](max_tokens))
+def build_policy(decoder: str = "tokens", arrangement: str = "fused", max_tokens: int = 16) -> InContextPolicy:
+    return policy(4, 3, 10, arrangement=arrangement, decoder=DECODERS[decoder](max_tokens))
 
 
 def build(policy: InContextPolicy, **kwargs: object) -> PretrainTask:
@@ -50,10 +46,10 @@ def make(length: int = 9) -> HistoryData:
     return data
 
 
-@pytest.mark.parametrize("linear", [False, True])
+@pytest.mark.parametrize("arrangement", ["fused", "separate"])
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_compressor_decoder_and_embedding_train_alone(decoder: str, linear: bool) -> None:
-    task = build(build_policy(decoder, linear))
+def test_compressor_decoder_and_embedding_train_alone(decoder: str, arrangement: str) -> None:
+    task = build(build_policy(decoder, arrangement))
     task.training_step(next(iter(make().train_dataloader())), 0).backward()
     trained = {name: each for name, each in task.policy.named_parameters() if each.requires_grad}
     assert {name.split(".")[0] for name in trained} == {"compressor", "decoder", "embedding"}
@@ -68,18 +64,18 @@ def test_compressor_decoder_and_embedding_train_alone(decoder: str, linear: bool
 def test_what_exceeds_the_window_is_compressed_again_and_again(decoder: str) -> None:
     """A window of 10 with 4 latents: 9 transitions, then 5, then the 3 that are left."""
     task, steps = build(build_policy(decoder, max_tokens=32), reward_weight=3.0).eval(), make(17).train_set[0]["steps"]
-    policy, latents, losses = task.policy, None, []
+    net, latents, losses = task.policy, None, []
     assert task.reconstructed_lengths(17) == ([9, 14, 17] if decoder == "fields" else [9, 5, 3])
     for start, end in ((0, 9), (9, 14), (14, 17)):
-        compression = policy.compress(latents, steps.slice(start, end))
+        compression = net.compress(latents, steps.slice(start, end))
         latents = compression.latents
         if decoder == "tokens":
-            losses.append(reconstruction_loss(policy, compression, 3.0))
+            losses.append(reconstruction_loss(net, compression, 3.0))
             continue
         newest = compression.tokens.shape[1] - 1
         positions = torch.tensor([(newest - age) % 32 for age in reversed(range(end))])
         target = steps.slice(0, end)
-        pairs = zip(policy.decoder.field_logits(latents, positions), policy.decoder.field_values(target), strict=True)
+        pairs = zip(net.decoder.field_logits(latents, positions), net.decoder.field_values(target), strict=True)
         errors = torch.stack([cross_entropy(*pair) for pair in pairs]).mean(0)
         losses.append((errors * (1 + 2 * target.rewards)).mean())
     torch.testing.assert_close(task.evaluate({"steps": steps}, 0, "val")[0]["loss"], torch.stack(losses).mean())
@@ -87,9 +83,12 @@ def test_what_exceeds_the_window_is_compressed_again_and_again(decoder: str) -> 
 
 def test_distillation_begins_with_it(tmp_path: Path) -> None:
     pretrained = build(build_policy())
+    with torch.no_grad():
+        for parameter in pretrained.parameters():
+            parameter.add_(1)
     path = tmp_path / "step_00000001.ckpt"
     save_checkpoint({"state_dict": pretrained.state_dict()}, path)
-    task = DistillationTask(build_policy(seed=1), ENV, ADAM, recon_weight=0.5)
+    task = DistillationTask(build_policy(), ENV, ADAM, recon_weight=0.5)
     report = init_from(task, path)["policy"]
     assert set(report) == {"matched"}
     for part in ("compressor", "decoder", "embedding.context"):

@@ -15,10 +15,9 @@ from zoo.training.task import WeightedMeans
 ENV = Darkroom(3, 4)
 
 
-def build_policy(mask: str = "causal", decoder: bool = True, compressed: bool = True, grid: int = 3) -> InContextPolicy:
+def build_policy(mask: str = "causal", decoder: bool = True) -> InContextPolicy:
     parts = {"decoder": ReconstructionDecoder(DIM, 1, 2, dropout=0.0)} if decoder else {}
-    parts |= {"latent_mask": mask, "arrangement": "separate" if mask == "full" else "fused"}
-    return policy(2 if compressed else 0, grid, 10 if compressed else 24, **parts)
+    return policy(2, 3, 10, latent_mask=mask, arrangement="separate" if mask == "full" else "fused", **parts)
 
 
 def build(net: InContextPolicy | None = None, **kwargs: object) -> DistillationTask:
@@ -81,20 +80,3 @@ def test_returns_are_those_of_the_rollout_in_any_split() -> None:
     assert complete.compute() == pytest.approx(parts.compute())
     means = {"return_first": expected[:, 0], "return_last": expected[:, 2], "return_mean": expected}
     assert complete.compute() == pytest.approx({key: float(value.mean()) for key, value in means.items()})
-
-
-@pytest.mark.parametrize(
-    ("policy", "kwargs", "message"),
-    [
-        ({"mask": "full"}, {}, "dense true needs policy.latent_mask causal"),
-        ({"decoder": False}, {"recon_weight": 0.5}, "needs policy.compressor and policy.decoder"),
-        ({"compressed": False}, {"recon_weight": 0.5}, "needs policy.compressor and policy.decoder"),
-        ({}, {"label_smoothing": 1.0}, "label_smoothing is below 1"),
-        ({}, {"episodes": 0}, "episodes is at least 1"),
-        ({}, {"frozen": ["encoder"]}, "'encoder' matches no parameter"),
-        ({"grid": 5}, {}, "the policy's observation is"),
-    ],
-)
-def test_what_contradicts_itself_is_named(policy: dict, kwargs: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build(build_policy(**policy), **kwargs)

@@ -9,16 +9,11 @@ WOMAN, MAN, ADULT, JOINER, FEMALE, MALE = 0x1F469, 0x1F468, 0x1F9D1, 0x200D, 0x2
     ("codes", "name"),
     [
         ((0x1F600,), "face"),
-        ((0x1F431,), "nature"),
-        ((0x1F34E,), "food"),
-        ((0x1F697,), "travel"),
-        ((0x1F3B8,), "object"),
         ((0x2764,), "symbol"),
         ((MAN, JOINER, 0x1F680), "people"),
         ((0x1F1EF, 0x1F1F5), "flag"),
         ((0x1F3F4, 0xE0067, 0xE0062, 0xE0065, 0xE006E, 0xE0067, 0xE007F), "flag"),
         ((0x1F1EF,), None),  # half of a flag
-        ((0x1F3FD,), None),
         ((0x1F44B, 0x1F3FD), None),
         ((0x23, 0x20E3), None),
         ((), None),

@@ -1,7 +1,6 @@
 """The evaluation: its files, processes and kills, prompts that do not fit, grades, scores."""
 
 import json
-from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from zoo.ci_llm.evaluation import evaluate as evaluation_module
 from zoo.ci_llm.evaluation.answering import SELF_CONSISTENCY, AnswerSettings, generate_all_answers, gold_answer, grade
 from zoo.ci_llm.evaluation.evaluate import evaluate_crowd
 from zoo.ci_llm.evaluation.report import SINGLE
-from zoo.ci_llm.evaluation.scoring import fit_weights, make_batch, score, token_rules
+from zoo.ci_llm.evaluation.scoring import make_batch, score, token_rules
 from zoo.ci_llm.evaluation.trained import TrainedCrowd
 from zoo.ci_llm.losses.likelihood import IGNORED, losses, shifted_labels
 
@@ -174,22 +173,3 @@ def test_scores_are_those_of_the_losses_and_of_the_rules() -> None:
     expected = -(weights * log_probs[:, first, ids[first + 1]].exp()).sum().log()
     nll = scores["bma"]["nll"][at[:, 0] == 1][0]
     torch.testing.assert_close(nll, expected, atol=1e-3, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda folder: run(folder, rank=2, world_size=2), "rank is 0 to 1, not 2"),
-        (lambda folder: run(folder, batch_size=0), "batch_size is at least 1, not 0"),
-        (lambda folder: replace(SETTINGS, samples=(0,)), "samples is at least 1, not 0"),
-        (lambda folder: replace(SETTINGS, temperature=0.0), "temperature is positive, not 0.0"),
-        (lambda folder: evaluate_crowd(trained(), [], None, folder, SETTINGS), "no question"),
-        (lambda folder: gold_answer("none", "here"), "here: no number in the right answer"),
-        (lambda folder: fit_weights(make_crowd(context=8), TOKENIZER, TextFormat(), examples("val", 2)),
-         "no prompt of 2 leaves a token"),
-    ],
-)  # fmt: skip
-def test_refused(call: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=message):
-        call(tmp_path / "out")
-    assert not (tmp_path / "out").exists()

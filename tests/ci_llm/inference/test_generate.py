@@ -89,7 +89,6 @@ def test_a_text_depends_on_its_seed_and_not_on_the_batch(llama, rule):
         (IDS, MASK, {"max_new_tokens": 28}, "5 tokens and 28 new ones do not fit"),
         (IDS, MASK[:, 1:], {}, "one shape"),
         (IDS, MASK, {"seeds": [1, 2]}, "2 seeds for 3 prompts"),
-        (IDS, MASK, {"max_new_tokens": 0}, "max_new_tokens"),
     ],
 )
 def test_invalid_prompts_are_refused(llama, ids, mask, options, message):

@@ -62,7 +62,7 @@ def test_the_shared_trunk_gives_the_same(name, mode, checkpointing):
 
 @pytest.mark.parametrize("top", [None, 1])
 @pytest.mark.parametrize("mode", MODES, ids=str)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_logits_at_some_positions_are_those_of_all(name, mode, top):
     net = crowd(name, mode=mode[0], chunk=mode[1], top_layers=top).eval()
     ids, mask, _ = batch()

@@ -6,22 +6,17 @@ import torch
 from torch import distributions, nn
 
 from tests.compressed_ad.envs.scripted import PACKAGE  # noqa: F401 - registers the environments
-from zoo.compressed_ad import DarkKeyToDoor, Darkroom, Env, GymnasiumEnv, PointMass
+from tests.compressed_ad.parts import env_of
+from zoo.compressed_ad import DarkKeyToDoor, Darkroom, GymnasiumEnv, PointMass
 from zoo.compressed_ad.collecting.base import HistoryRequest
 from zoo.compressed_ad.collecting.ppo import PPO, PpoRollout
 from zoo.compressed_ad.collecting.ppo_nets import ActorCritics, Observer
-from zoo.compressed_ad.envs.spaces import Box, Discrete, Schema
+from zoo.compressed_ad.envs.spaces import Box, Discrete
 
 ROOM, POINTS = Darkroom(5, 10), PointMass(8, 6)
 TABLE = Observer(ROOM, (1, 1), 1, 1000).table
 CORRIDOR = GymnasiumEnv("Corridor-v0", [{"mirrored": False}, {"mirrored": True}], limit=7)
 SMALL = PPO(rollout_steps=9, minibatch=30, epochs=2)
-
-
-def env_of(observation: Box | Discrete, action: Box | Discrete) -> Env:
-    env = PointMass()
-    env.schema = Schema(observation, action, 20)
-    return env
 
 
 def batch(tasks: int = 3, samples: int = 40) -> PpoRollout:

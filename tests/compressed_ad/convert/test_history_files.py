@@ -29,20 +29,15 @@ def file(tmp_path, store):
     return tmp_path / "out.hdf5"
 
 
-def assert_equal_files(first, second):
-    position = second.task_indices.tolist()
-    return sorted(position) == sorted(first.task_indices.tolist()) and all(
-        np.array_equal(first.read(i, slice(None)), second.read(position.index(task), slice(None)))
-        for i, task in enumerate(first.task_indices.tolist())
-    )
-
-
-@pytest.mark.parametrize("order", ["row_major", "shuffled", [8, 7, 6, 5, 4, 3, 2, 1, 0]])
+@pytest.mark.parametrize("order", ["row_major", [8, 7, 6, 5, 4, 3, 2, 1, 0]])
 def test_there_and_back(tmp_path, store, order):
     export_histories(store.folder, tmp_path / "out.hdf5", order)
     import_histories(tmp_path / "out.hdf5", tmp_path / "again", order, ROOM, shard_size=2)
     again = HistoryStore(tmp_path / "again")
-    assert assert_equal_files(store, again) and again.task_indices.tolist() == task_order(ROOM, order)
+    tasks = again.task_indices.tolist()
+    assert tasks == task_order(ROOM, order) and sorted(tasks) == store.task_indices.tolist()
+    for number, task in enumerate(tasks):
+        assert np.array_equal(store.read(task, slice(None)), again.read(number, slice(None)))
 
 
 @pytest.mark.parametrize(
@@ -69,16 +64,13 @@ def test_corrupt_file_is_named(tmp_path, file):
 
     refused("holds something else", "store")
     with h5py.File(file, "a") as groups:
-        del groups["3/rewards"]
-    refused("group 3: no rewards")
-    with h5py.File(file, "a") as groups:
-        groups["3/rewards"] = np.zeros((15, 2), dtype=np.int32)
         groups["3/actions"][0] = 7
     refused("group 3: expected actions 0 to 4")
+    with h5py.File(file, "a") as groups:
+        del groups["3/rewards"]
+    refused("group 3: no rewards")
     file.write_bytes(file.read_bytes()[:2000])
     refused(r"out\.hdf5: cut, corrupt")
-    with pytest.raises(FileNotFoundError, match=r"none\.hdf5"):
-        import_histories(tmp_path / "none.hdf5", tmp_path / "again", "row_major", ROOM)
 
 
 def write_xland(path: Path, streams: int = 3, steps: int = 9) -> dict[int, dict[str, np.ndarray]]:
@@ -119,6 +111,3 @@ def test_xland_becomes_histories(tmp_path: Path) -> None:
     assert batch["steps"].states.shape == (2, 6, 5, 5, 2) and batch["steps"].actions.dtype == torch.int64
     with pytest.raises(ValueError, match="no environment to act in"):
         store.env.start(store.tasks[:1])
-    (tmp_path / "cut.hdf5").write_bytes((tmp_path / "trivial.hdf5").read_bytes()[:500])
-    with pytest.raises(ValueError, match="cut, corrupt"):
-        import_xland(tmp_path / "cut.hdf5", tmp_path / "other")

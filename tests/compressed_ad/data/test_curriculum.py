@@ -1,7 +1,5 @@
-import pytest
-
+from tests.compressed_ad.parts import policy
 from zoo.compressed_ad.data.curriculum import Curriculum, CurriculumBatches
-from zoo.compressed_ad.nets.policy import InContextPolicy
 
 STARTS = [0, 30_000, 50_000, 75_000]
 LIMITS = [1, 3, 6, None]
@@ -19,24 +17,13 @@ def test_lengths_of_the_categories() -> None:
 
 
 def test_compressions_stay_below_the_limit() -> None:
-    def cuts(steps: int) -> list[int]:
-        return InContextPolicy.segments(Sized(60, 16), steps)
-
+    net = policy(16, window=60)
     for stage, allowed in enumerate([1, 3, 6]):
         limit = ORIGINAL.limit(stage, 1000)
-        assert len(cuts(limit)) - 1 == allowed
-        assert len(cuts(limit + 1)) - 1 == allowed + 1
+        assert len(net.segments(limit)) - 1 == allowed
+        assert len(net.segments(limit + 1)) - 1 == allowed + 1
     assert ORIGINAL.limit(3, 1000) == 1000
     assert max(ORIGINAL.steps(100, seed, 1000) for seed in range(500)) <= ORIGINAL.limit(0, 1000) == 102
-
-
-class Sized:
-    """The policy's arithmetic alone."""
-
-    def __init__(self, window: int, num_latents: int) -> None:
-        self.window, self.num_latents, self.compressor = window, num_latents, object()
-
-    capacity = InContextPolicy.capacity
 
 
 def test_a_batch_has_one_length_on_all_ranks_and_a_stage_begins_at_its_step() -> None:
@@ -61,20 +48,3 @@ def test_stages_begin_at_their_steps_in_epochs_that_are_cut_or_accumulated() -> 
         epochs = -(-SMALL.starts[1] // steps)
         assert max(sampler.steps(epoch, 0) for epoch in range(epochs)) <= 11
         assert max(sampler.steps(epoch, 0) for epoch in range(epochs, epochs + 40)) > 12
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"starts": [0, 5]}, "as many starts"),
-        ({"starts": [1]}, r"starts rise from 0, found \[1\]"),
-        ({"shares": [[0.5, 0.4]]}, r"sum to 1, found \[0.5, 0.4\]"),
-        ({"num_latents": 11}, "window is at least 13, not 12"),
-        ({"shortest": 0}, "shortest is at least 1"),
-        ({"max_compressions": [-1]}, "max_compressions is at least 0"),
-    ],
-)
-def test_what_makes_no_sense_is_named(change: dict[str, object], message: str) -> None:
-    sound = {"window": 12, "num_latents": 3, "starts": [0], "max_compressions": [1], "shares": [[1.0]]}
-    with pytest.raises(ValueError, match=message):
-        Curriculum(**{**sound, **change})

@@ -11,7 +11,7 @@ import torch
 from zoo.compressed_ad import DarkKeyToDoor, Darkroom, DarkroomPermuted, EpsilonCurriculum, HistoryData, PointMass
 from zoo.compressed_ad.collecting.collect import EpsilonAlgorithm, collect
 from zoo.compressed_ad.data.curriculum import Curriculum
-from zoo.compressed_ad.data.datamodule import EvaluationOptions, StoreOptions
+from zoo.compressed_ad.data.datamodule import StoreOptions
 from zoo.compressed_ad.data.history import HistoryStore
 from zoo.compressed_ad.data.windows import WindowOptions
 from zoo.compressed_ad.envs.grids import Env
@@ -91,19 +91,3 @@ def test_statistics_are_those_of_training_histories(tmp_path: Path) -> None:
         np.testing.assert_allclose(mean, rows[name].mean(0), atol=1e-6)
         np.testing.assert_allclose(std, rows[name].std(0), atol=1e-6)
     assert len(statistics.sample) == len(rows)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"demonstrator": None}, "one of root and demonstrator is needed"),
-        ({"demonstrator": EpsilonCurriculum(Darkroom(5, 4), 3)}, "the demonstrator's is"),
-        ({"curriculum": CURRICULUM, "windows": WindowOptions("every")}, "offset must be start or random"),
-        ({"train_share": 1.0}, "both sides must have tasks"),
-    ],
-)
-def test_arguments_that_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build(**arguments)
-    with pytest.raises(ValueError, match="needs items or seeds"):
-        EvaluationOptions(0, 0)

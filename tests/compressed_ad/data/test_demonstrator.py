@@ -16,17 +16,6 @@ def test_a_history_obeys_the_world(env):
     assert_possible(env, tasks, steps, seeds)
 
 
-def test_a_history_depends_on_its_task_and_seed_alone():
-    curriculum = EpsilonCurriculum(DarkKeyToDoor(5, 12), 4)
-    tasks = curriculum.env.tasks()[::50]
-    seeds = [item * 2**40 for item in range(len(tasks))]
-    together = curriculum.histories(tasks, seeds)
-    alone = curriculum.histories(tasks[5:7], seeds[5:7])
-    assert all(torch.equal(a[5:7], b) for a, b in zip(together, alone, strict=True))
-    other = curriculum.histories(tasks[5:6], [1])
-    assert not torch.equal(other.actions, alone.actions[:1])
-
-
 def test_from_random_to_optimal():
     env = Darkroom(5, 10)
     tasks = env.tasks().repeat(80, 1)

@@ -9,28 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from tests.compressed_ad.envs.scripted import PACKAGE  # noqa: F401 - registers the environments
-from zoo.compressed_ad import Darkroom, GymnasiumEnv
+from zoo.compressed_ad import Darkroom
 from zoo.compressed_ad.collecting.collect import EpsilonAlgorithm, collect
-from zoo.compressed_ad.collecting.q_learning import QLearning
 from zoo.compressed_ad.data.history import HistoryStore
 
 ENV = Darkroom(grid_size=3, horizon=5)
-CORRIDOR = GymnasiumEnv("Corridor-v0", [{"mirrored": False}, {"mirrored": True}], limit=6, reward=[0, 1])
 STREAMS, STEPS = 2, 10
 
 
 def write(folder: Path, tasks: Any = range(9)) -> HistoryStore:
     settings = {"streams": STREAMS, "tasks": list(tasks), "shard_size": 4, "progress": False}
     collect(ENV, folder, EpsilonAlgorithm(), 2, **settings)
-    return HistoryStore(folder)
-
-
-@pytest.fixture(scope="module")
-def corridors(tmp_path_factory: pytest.TempPathFactory) -> HistoryStore:
-    folder = tmp_path_factory.mktemp("corridors") / "store"
-    settings = {"streams": 3, "steps": 24, "train_share": 0.5, "shard_size": 1, "progress": False}
-    collect(CORRIDOR, folder, QLearning(bonus=0.5), **settings)
     return HistoryStore(folder)
 
 
@@ -82,7 +71,6 @@ def edit(folder: Path, change: Any) -> None:
     ("change", "message"),
     [
         (lambda index: index.update(version=1), "expected version 3"),
-        (lambda index: index.pop("split"), "expected version"),
         (lambda index: index["shards"][0]["goals"].reverse(), "goals"),
         (lambda index: index["schema"]["action"].update(n=9), r"schemas differ.*\"n\": 9.*\"n\": 5"),
     ],

@@ -20,25 +20,20 @@ from zoo.compressed_ad.rollout import ContextPlayer
 from zoo.runs.export import write_export
 
 ENV = Darkroom(5, 6)
-PARTS: dict[str, Any] = {
-    "policy": {
-        "class_path": "zoo.compressed_ad.InContextPolicy",
-        "init_args": {
-            "embedding": {
-                "class_path": "zoo.compressed_ad.FactoredEmbedding",
-                "init_args": {"dim": 16, "grid_size": 5},
-            },
-            "transformer": {
-                "class_path": "zoo.compressed_ad.Transformer",
-                "init_args": {"dim": 16, "depth": 1, "heads": 2, "context": 12},
-            },
-            "compressor": {
-                "class_path": "zoo.compressed_ad.QueryCompressor",
-                "init_args": {"dim": 16, "num_latents": 3, "depth": 1, "heads": 2},
-            },
-        },
-    },
-    "env": {"class_path": "zoo.compressed_ad.Darkroom", "init_args": {"grid_size": 5, "horizon": 6}},
+
+
+def part(name: str, **init_args: Any) -> dict[str, Any]:
+    return {"class_path": f"zoo.compressed_ad.{name}", "init_args": init_args}
+
+
+PARTS = {
+    "policy": part(
+        "InContextPolicy",
+        embedding=part("FactoredEmbedding", dim=16, grid_size=5),
+        transformer=part("Transformer", dim=16, depth=1, heads=2, context=12),
+        compressor=part("QueryCompressor", dim=16, num_latents=3, depth=1, heads=2),
+    ),
+    "env": part("Darkroom", grid_size=5, horizon=6),
 }
 
 
@@ -146,10 +141,6 @@ def test_the_split_is_the_runs(run: Path, tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_what_cannot_be_is_refused(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="rank is 0 to 1, not 2"):
-        play(run, tmp_path / "out", rank=2, world_size=2)
-    with pytest.raises(ValueError, match="seeds is at least 1, not 0"):
-        play(run, tmp_path / "out", seeds=0)
     with pytest.raises(ValueError, match="gap of 3 steps"):
         play(run, tmp_path / "out", gap_steps=3)
     assert not (tmp_path / "out").exists()

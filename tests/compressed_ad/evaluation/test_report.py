@@ -16,8 +16,8 @@ TASKS = ENV.tasks()[[3, 8, 20]]
 
 
 def make(
-    folder: Path, final: float, latents: int = 4, window: int = 20, compressor: str | None = "QueryCompressor",
-    episodes: int = 10, run: str = "nowhere", gap: bool = False, env: Darkroom = ENV,
+    folder: Path, final: float, latents: int = 4, compressor: str = "QueryCompressor", episodes: int = 10,
+    gap: bool = False, env: Darkroom = ENV,
 ) -> Path:  # fmt: skip
     """An evaluation whose return rises from 0 to `final`."""
     rng = np.random.default_rng(int(10 * final))
@@ -26,7 +26,7 @@ def make(
     random, oracle = random_return(env, TASKS).numpy(), oracle_return(env, TASKS).numpy()
     facts: dict[str, Any] = {
         "version": "0",
-        "run": run,
+        "run": "nowhere",
         "split": "test",
         "split_from": "seed 0, share 0.9",
         "env": env.describe(),
@@ -34,7 +34,7 @@ def make(
         "episodes": episodes,
         "greedy": False,
         "weights": "0",
-        "policy": {"window": window, "num_latents": latents, "compressor": compressor, "parameters": 100},
+        "policy": {"window": 20, "num_latents": latents, "compressor": compressor, "parameters": 100},
         "compressions_per_episode": 0.5,
         "baselines": baseline_returns(env, TASKS, episodes),
         "summary": summarise(returns, random, oracle),
@@ -55,35 +55,23 @@ def test_a_report_on_arms_and_a_sweep(tmp_path: Path) -> None:
     ]
     result = report(folders, tmp_path / "out")
     assert result == json.loads((tmp_path / "out" / "report.json").read_text())
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "report.md", "report.json", "curves.png", "tasks.png", "sweep.png",
-    }  # fmt: skip
     rows = {row["label"]: row for row in result["evaluations"]}
     assert list(rows) == ["none", "few", "many"]
     assert rows["none"]["over_first"] is None and rows["none"]["ratio"] is None
-    assert rows["few"]["ratio"] == 10 and rows["few"]["free"] == 17
+    assert rows["few"]["ratio"] == 10 and rows["few"]["free"] == 17 and (tmp_path / "out" / "sweep.png").is_file()
     gain = rows["many"]["over_first"]
     assert gain["low"] < gain["mean"] < gain["high"] and gain["mean"] == pytest.approx(4 * 7 / 9, abs=0.3)
     # a third of the way at the same slope times three
     assert rows["many"]["episodes_to_reach"]["90%"] < rows["none"]["episodes_to_reach"]["90%"]
-    page = (tmp_path / "out" / "report.md").read_text()
-    assert "| many | " in page and "## Memory gap" in page and "![sweep](sweep.png)" in page
+    assert "| many | " in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_unlike_evaluations_are_reported_apart(tmp_path: Path) -> None:
     folders = [make(tmp_path / "a", 3.0), make(tmp_path / "b", 3.5, episodes=12)]
     result = report(folders, tmp_path / "out")
     assert result["evaluations"][1]["over_first"] is None
-    assert result["notes"] == ["The evaluations have different numbers of episodes (episodes): a 10, b 12."]
-    with pytest.raises(ValueError, match="2 different labels"):
-        report(folders, tmp_path / "out", ["a", "a"])
-    with pytest.raises(ValueError, match="at least one evaluation"):
-        report([], tmp_path / "out")
-    with pytest.raises(FileNotFoundError, match="holds no finished evaluation"):
-        report([tmp_path], tmp_path / "out")
+    assert len(result["notes"]) == 1 and "(episodes): a 10, b 12" in result["notes"][0]
     with pytest.raises(ValueError, match="different environments"):
         report([folders[0], make(tmp_path / "c", 1.0, env=Darkroom(5, 11))], tmp_path / "out")
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d" / "evaluation.json").write_text("{}")
-    with pytest.raises(ValueError, match="is not of `zoo evaluate compressed_ad`"):
-        report([tmp_path / "d"], tmp_path / "out")
+    with pytest.raises(FileNotFoundError, match="holds no finished evaluation"):
+        report([tmp_path], tmp_path / "out")

@@ -6,19 +6,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from tests.compressed_ad.parts import env_of
 from zoo.common.tensors import sample_uniforms
-from zoo.compressed_ad import BinsHead, Env, PointMass
-from zoo.compressed_ad.envs.spaces import Box, Schema
+from zoo.compressed_ad import BinsHead
+from zoo.compressed_ad.envs.spaces import Box, Discrete
 from zoo.compressed_ad.nets.steps import Statistics
 
 LOW, HIGH = [-1.0, 0.0, 2.0], [3.0, 0.5, 12.0]
-
-
-def env(low: Any = LOW, high: Any = HIGH, shape: tuple[int, ...] = (3,)) -> Env:
-    made = PointMass()
-    low, high = (np.array(each, dtype=np.float32).reshape(shape) for each in (low, high))
-    made.schema = Schema(made.schema.observation, Box(low, high), 20)
-    return made
+ENV = env_of(Discrete(2), Box(np.array(LOW, np.float32), np.array(HIGH, np.float32)))
 
 
 def random_parameters(head: Any, *shape: int) -> torch.Tensor:
@@ -26,7 +21,7 @@ def random_parameters(head: Any, *shape: int) -> torch.Tensor:
 
 
 def test_draws_stay_within_bounds_and_follow_the_density() -> None:
-    head = BinsHead(env(), 8, 5)
+    head = BinsHead(ENV, 8, 5)
     parameters = random_parameters(head, 1)
     many = 20_000
     sampled = head.sample(parameters.expand(many, -1), sample_uniforms(range(many), head.numbers))
@@ -42,7 +37,7 @@ def test_draws_stay_within_bounds_and_follow_the_density() -> None:
 
 
 def test_quantile_bins_hold_equally_many_and_cover_the_box() -> None:
-    head = BinsHead(env(), 8, 10, quantiles=True)
+    head = BinsHead(ENV, 8, 10, quantiles=True)
     sample = torch.tensor(LOW) + torch.rand(5000, 3).square() * (torch.tensor(HIGH) - torch.tensor(LOW))
     nothing = (torch.empty(0), torch.empty(0))
     head.fit(Statistics(nothing, nothing, nothing, sample))
@@ -51,11 +46,11 @@ def test_quantile_bins_hold_equally_many_and_cover_the_box() -> None:
     for number in range(3):
         counts = torch.histogram(sample[:, number], head.edges[number]).hist / 5000
         assert (counts - 0.1).abs().max() < 0.03
-    again, edges = BinsHead(env(), 8, 10, quantiles=True), head.edges.clone()
+    again, edges = BinsHead(ENV, 8, 10, quantiles=True), head.edges.clone()
     again.load_state_dict(head.state_dict())
     again.fit(Statistics(nothing, nothing, nothing, sample.flip(1)))  # other data does not move loaded edges
     assert torch.equal(again.edges, edges)
-    head = BinsHead(env(), 8, 10, quantiles=True)
+    head = BinsHead(ENV, 8, 10, quantiles=True)
     head.fit(Statistics(nothing, nothing, nothing, sample[:1].expand(9, -1)))  # all alike
     assert (head.edges.diff(dim=1) > 0).all()
     density = -head.losses(torch.zeros(1, 1, head.out_features), torch.tensor([[[0.0, 0.2, 3.0]]]))

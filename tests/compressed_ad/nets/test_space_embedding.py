@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.compressed_ad import Env, PointMass, SpaceEmbedding
-from zoo.compressed_ad.envs.spaces import Box, Discrete, Schema, Space
+from tests.compressed_ad.parts import env_of
+from zoo.compressed_ad import SpaceEmbedding
+from zoo.compressed_ad.envs.spaces import Box, Discrete, Space
 from zoo.compressed_ad.nets.steps import Statistics, Steps
 
 SPACES: list[tuple[Space, Space]] = [
@@ -14,12 +15,6 @@ SPACES: list[tuple[Space, Space]] = [
     (Box(0, 1, (2, 3), np.float64), Box(-1, 1, (2,))),
     (Box(0, 255, (2, 3), np.uint8), Box(-1, 1, (1,))),
 ]
-
-
-def env(observation: Space, action: Space) -> Env:
-    made = PointMass()
-    made.schema = Schema(observation, action, 20)
-    return made
 
 
 def values(space: Space, *shape: int) -> torch.Tensor:
@@ -40,7 +35,7 @@ def steps(observation: Space, action: Space, batch: int = 3, length: int = 6) ->
 
 @pytest.mark.parametrize("spaces", SPACES, ids=str)
 def test_tokens_of_each_kind(spaces: tuple[Space, Space]) -> None:
-    embedding = SpaceEmbedding(env(*spaces), 16)
+    embedding = SpaceEmbedding(env_of(*spaces), 16)
     made = steps(*spaces)
     tokens, queries = embedding.transitions(made), embedding.queries(made.states)
     assert tokens.shape == queries.shape == (3, 6, 16)
@@ -52,14 +47,14 @@ def test_tokens_of_each_kind(spaces: tuple[Space, Space]) -> None:
 
 def test_numbers_are_normalised_by_what_the_checkpoint_keeps() -> None:
     spaces = SPACES[2]
-    embedding = SpaceEmbedding(env(*spaces), 16)
+    embedding = SpaceEmbedding(env_of(*spaces), 16)
     mean, std = torch.arange(6.0), torch.tensor([1.0, 2, 3, 4, 5, 0])
     pair = (torch.zeros(2), torch.ones(2))
     embedding.fit(Statistics((mean, std), pair, (torch.ones(1), torch.full((1,), 4.0)), torch.empty(0, 2)))
     states = values(spaces[0], 2)
     expected = (states.flatten(1).float() - mean) / std.clamp(min=1)  # what never changes is divided by nothing
     torch.testing.assert_close(embedding.state(states), expected)
-    again = SpaceEmbedding(env(*spaces), 16)
+    again = SpaceEmbedding(env_of(*spaces), 16)
     again.load_state_dict(embedding.state_dict())
     again.fit(Statistics((mean + 1, std), pair, pair, torch.empty(0, 2)))  # other data does not change loaded numbers
     torch.testing.assert_close(again.state(states), expected)

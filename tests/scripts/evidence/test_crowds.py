@@ -5,7 +5,7 @@ import random
 import pytest
 
 from scripts.evidence import crowds
-from scripts.evidence.crowds import ARMS, COUNT, RANK, TASKS, TEST, TRAIN, Texts
+from scripts.evidence.crowds import TASKS, TEST, TRAIN, Texts
 from zoo.ci_llm.losses.likelihood import IGNORED
 
 
@@ -21,10 +21,3 @@ def test_tasks_are_exact_and_held_out(name):
         message = "".join(crowds.CHARACTERS[each] for each in ids if each)
         assert message == f"B{prompt}{answer}"
         assert [each for each in labels if each != IGNORED] == [crowds.CHARACTERS.index(each) for each in answer]
-
-
-def test_arms_have_the_size_and_compute_that_they_state():
-    for name, arm in ARMS.items():
-        assert arm.agents * arm.rank == COUNT * RANK, name
-    examples = {name: arm.agents * arm.batch * arm.steps for name, arm in ARMS.items()}
-    assert {examples[name] for name in (*crowds.EQUAL_COMPUTE, "seeds", "splits")} == {examples["seeds"]}
