@@ -61,6 +61,8 @@ def test_peft_and_back(tmp_path):
         assert getattr(read, name) == getattr(adapters, name)
     assert_same_weights(read_peft(tmp_path / "peft" / "agent10").weights, adapters.weights[10:11])
     assert is_peft_folder(tmp_path / "peft") and not is_peft_folder(tmp_path)
+    with pytest.raises(ValueError, match="rsLoRA"):
+        write_original(tmp_path / "original", adapters)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,8 @@ def test_missing_agents(tmp_path):
         read_peft(tmp_path / "peft")
 
 
-def test_agents_from_accelerates_state(tmp_path, prefix="module."):
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_agents_from_accelerates_state(tmp_path, prefix):
     folder, adapters = tmp_path / "final_checkpoint", make_adapters(12)
     write_original(folder, adapters)
     state = {f"{prefix}base_model.model.norm.weight": torch.zeros(3)}
@@ -130,7 +133,10 @@ def test_names_of_other_adapters():
     ("values", "message"),
     [
         ({"r": 3}, "r is 3, agent0 has 2"),
+        ({"lora_alpha": 8}, "lora_alpha is 8, agent0 has 4"),
         ({"use_rslora": True}, "use_rslora is True, agent0 has False"),
+        ({"use_dora": True}, "use_dora: True is not supported"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"rank_pattern": {"q_proj": 8}}, "rank_pattern: .* is not supported"),
         ({"future_option": 1}, "future_option: 1 is not supported"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights: pissa_niter_4"),
