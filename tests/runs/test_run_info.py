@@ -31,7 +31,7 @@ def test_a_finished_run(tmp_path):
 
 def test_states(tmp_path):
     assert state(make(tmp_path / "a", steps=99, log=INTERRUPTED)) == "stopped"
-    failed = "x ERROR zoo.x: ended by ValueError\nTraceback\n"
+    failed = "x ERROR zoo.x: ended by ValueError\nTraceback\n" + "  line\n" * 100
     assert state(make(tmp_path / "b", steps=99, log=INTERRUPTED + failed)) == "failed"
     later = f"{failed}x: {run_info.FINISHED_MARK} 10\n"
     assert state(make(tmp_path / "c", steps=-1, epochs=3, log=later)) == "finished"
@@ -137,7 +137,8 @@ def test_a_validation_before_step_1_is_not_the_trainings(tmp_path):
 
 
 def test_time_leaves_the_pause_before_a_resume_out(tmp_path):
-    resumed = "2026-01-02 10:00:00,000 INFO x: start\n2026-01-02 10:00:30,000 INFO x: fit finished at step 10\n"
+    resumed = "2026-01-01 11:00:00,000 INFO x: next\n2026-01-02 10:00:00,000 INFO x.summary: recipe a/b\n"
+    resumed += "2026-01-02 10:00:30,000 INFO x: fit finished at step 10\n"
     folder = make(tmp_path / "a", log=INTERRUPTED + resumed, saved=())
     assert run_info.trained_seconds(folder) == 150
 

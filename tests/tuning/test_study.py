@@ -44,6 +44,7 @@ def rows(study: Path) -> list[dict[str, str]]:
 def test_a_grid_is_searched_in_two_calls(tmp_path: Path) -> None:
     study = tmp_path / "study"
     tune = ["tune", "flow/smoke", "--search", "model.optimizer.lr=choice(1e-9, .01)", "--sampler", "grid"]
+    tune += ["--search", "model.optimizer=choice(torch.optim.AdamW)"]
     tune += ["--trainer.max_steps", "20", "--samples.enabled", "false", "--output", study]
     good(forked(*tune, "--trials", "1", cwd=tmp_path))
     good(forked("tune", "--trials", "2", "--output", study, cwd=tmp_path))
@@ -53,7 +54,8 @@ def test_a_grid_is_searched_in_two_calls(tmp_path: Path) -> None:
     ]
     best = (study / "best.yaml").read_text()
     assert f"--config {study / 'best.yaml'}" in best
-    assert yaml.safe_load(best)["model"] == {"init_args": {"optimizer": {"init_args": {"lr": 0.01}}}}
+    optimizer = {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.01}}
+    assert yaml.safe_load(best)["model"] == {"init_args": {"optimizer": optimizer}}
 
 
 @pytest.mark.slow

@@ -70,6 +70,26 @@ def lock_folder(folder: Path, command: str, timeout_seconds: float = 1.0) -> Ite
                 path.rmdir()
 
 
+@contextlib.contextmanager
+def lock_part(folder: Path, part: str) -> Iterator[None]:
+    """Keep other processes from writing the same part of a folder until the block ends; ValueError for a second one."""
+    from filelock import FileLock, Timeout
+
+    path = folder / f"{LOCK_NAME}.{part}"
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path, timeout=1.0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        message = f"another process writes this part ({part}) of {folder}: wait for it or stop it"
+        raise ValueError(message) from error
+    try:
+        yield
+    finally:
+        delete_held_lock(path)
+        lock.release()
+
+
 def delete_held_lock(path: Path) -> None:
     """Delete the file of a lock before it is released; Windows keeps what is open, and `release` deletes it there."""
     with contextlib.suppress(PermissionError):

@@ -45,6 +45,7 @@ _COMPARED = re.compile(
     r"|data\.(?!init_args\.(batch_size|items|seed)$|.*\.(num_workers|cache|cache_mode|root)$)"
 )
 _ENDS = re.compile(rf"{FINISHED_MARK}|`Trainer\.fit` stopped|ended by (\w+)")
+_START = "summary: recipe "  # in train.log, where a training begins
 _STOPS = ("Interrupted", "KeyboardInterrupt", "SystemExit", "SIGTERMException")
 _TIME = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d{3} ", re.MULTILINE)
 _TAIL_BYTES = 64 * 1024
@@ -208,7 +209,7 @@ def _state(folder: Path, checkpoints: Sequence[Path], step: int, total: int | No
         return "finished"
     if (folder / LOCK_NAME).exists():
         return "killed"
-    ends = list(_ENDS.finditer(tail_lines(folder / LOG_NAME)))
+    ends = list(_ENDS.finditer(tail_lines(folder / LOG_NAME, _TAIL_BYTES)))  # a traceback of many lines may follow
     if ends:
         cause = ends[-1][1]
         return "finished" if cause is None else "stopped" if cause in _STOPS else "failed"
@@ -323,8 +324,11 @@ def trained_seconds(folder: Path) -> float | None:
     if not marks:
         return None
     marks.append((_last_change(folder), len(text)))  # a run that still trains or was killed logs values, no lines
-    parts = (after - before for (before, start), (after, end) in pairwise(marks) if not _ENDS.search(text, start, end))
-    return sum(max(seconds, 0.0) for seconds in parts)
+    total, has_ended = 0.0, False
+    for (before, start), (after, end) in pairwise(marks):
+        has_ended = (has_ended and _START not in text[start:end]) or _ENDS.search(text, start, end) is not None
+        total += 0.0 if has_ended else max(after - before, 0.0)
+    return total
 
 
 def newest_samples(folder: Path) -> list[Path]:

@@ -44,25 +44,29 @@ class MicroBatcher:
         model.with_figures = False
         self.max_batch = max_batch if type(model).answer_batch is not Inference.answer_batch else 1
         self.max_wait_seconds = max_wait_seconds
-        self.queue: asyncio.Queue[PendingRequest] = asyncio.Queue(max_queue)
+        self.max_queue = max_queue
+        self.queue: asyncio.Queue[PendingRequest] = asyncio.Queue()
+        self.waiting: set[PendingRequest] = set()  # of the queue, those that have not timed out
         self.metrics = CollectorRegistry()
         self.seconds = Histogram("zoo_request_seconds", "Time of a prediction", registry=self.metrics)
         sizes = (1, 2, 4, 8, 16, 32)
         self.sizes = Histogram("zoo_batch_size", "Requests computed together", buckets=sizes, registry=self.metrics)
-        Gauge("zoo_queue_length", "Requests that wait", registry=self.metrics).set_function(self.queue.qsize)
+        Gauge("zoo_queue_length", "Requests that wait", registry=self.metrics).set_function(lambda: len(self.waiting))
 
     async def submit(self, values: Mapping[str, Any], folder: Path, timeout: float) -> list[Output]:
         """Wait for the result of a request; HTTPException 429 when the queue is full, 504 after the timeout."""
+        if len(self.waiting) >= self.max_queue:
+            raise HTTPException(429, "too many requests wait", {"Retry-After": "1"})
         request = PendingRequest(values, folder)
-        try:
-            self.queue.put_nowait(request)
-        except asyncio.QueueFull:
-            raise HTTPException(429, "too many requests wait", {"Retry-After": "1"}) from None
+        self.waiting.add(request)
+        self.queue.put_nowait(request)
         try:
             with self.seconds.time():
                 return await asyncio.wait_for(request.result, timeout)
         except TimeoutError:
             raise HTTPException(504, f"no result within {timeout:g} s; ask for less, or try later") from None
+        finally:
+            self.waiting.discard(request)
 
     async def run(self) -> None:
         """Compute what waits, again and again."""
@@ -72,6 +76,7 @@ class MicroBatcher:
                 async with asyncio.timeout(self.max_wait_seconds):
                     while len(batch) < self.max_batch:
                         batch.append(await self.queue.get())
+            self.waiting.difference_update(batch)
             if batch := [request for request in batch if not request.result.cancelled()]:
                 self.sizes.observe(len(batch))
                 await self._compute(batch)

@@ -81,4 +81,6 @@ def measure_precision(fit: tuple[str, ...], precision: str, steps: int) -> tuple
         device = cli.trainer.strategy.root_device
         is_cuda = device.type == "cuda"
         memory = peak_memory_bytes(device) if is_cuda else cost.state_bytes + cost.activation_bytes
-        return measurement, cost.step_seconds, memory
+        batches = cli.trainer.accumulate_grad_batches  # of a step; Lightning divides each one's loss by it
+        measurement.losses = [batches * loss for loss in measurement.losses]
+        return measurement, batches * cost.step_seconds, memory

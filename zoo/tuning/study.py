@@ -181,7 +181,9 @@ def define_study(
     metric = metric or monitor
     if metric is None:
         raise ValueError(f"{fit[0]} names no checkpoints.monitor: give the --metric to optimise, such as val/loss")
-    full = {key.replace("init_args.", ""): key for key in flatten_config(recipe)}
+    flat = flatten_config(recipe)
+    full = {key.removesuffix(".class_path").replace("init_args.", ""): key for key in flat}  # a class by its place, too
+    full |= {key.replace("init_args.", ""): key for key in flat}
     keys = {key: full.get(key.replace("init_args.", ""), key) for key in space}
     return StudyConfig(fit, search, metric, direction or (mode if metric == monitor else "min"), keys, sampler)
 

@@ -83,10 +83,11 @@ def test_card_describes_the_run(run: Path, online: Hub, capsys: pytest.CaptureFi
     assert main(args) == 0  # the same again
     assert len(commits) == 2 and "nothing new" in capsys.readouterr().out
     sent = list(online.bodies)
-    online.put("me/digits", {**files, "samples/old.png": b"old", "LICENSE": b"mine"})
+    mine = {"LICENSE": b"mine", "peft/adapter_model.safetensors": b"mine"}
+    online.put("me/digits", {**files, "samples/old.png": b"old", **mine})
     assert main([*args, "--license", "mit"]) == 0
     after = online.files("me/digits")
-    assert after.keys() == {*files, "LICENSE"} and online.bodies == sent
+    assert after.keys() == {*files, *mine} and online.bodies == sent
     assert {path for path in files if files[path] != after[path]} == {"README.md"}
 
 
@@ -94,9 +95,14 @@ def test_card_has_the_last_values_until_the_checkpoint(run: Path, online: Hub, t
     folder = Path(shutil.copytree(run, tmp_path / "run"))  # of two steps
     (folder / "metrics.csv").write_text("step,epoch,val/loss\n0,0,3.0\n1,0,2.0\n2,0,1.0\n")
     (folder / "validate.csv").write_text("step,epoch,val/loss,val/other\n1,0,7.0,5.0\n")
+    config = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(
+        config.replace("    root: null\n", "    root: /corpora/jvs_ver1/wav24kHz16bit\n")
+    )
     assert main(["push", str(folder), "me/digits"]) == 0
     text = online.files("me/digits")["README.md"].decode()
     assert "| val/loss | 2 |" in text and "| val/other | 5 |" in text
+    assert "JVS: its own terms" in text and b"/corpora" not in online.files("me/digits")["training.yaml"]
 
 
 def test_branches_private_models_and_names_in_tools(

@@ -15,7 +15,7 @@ from zoo.common.foreign_files import load_json
 from zoo.common.registry import package_of
 from zoo.common.reports import markdown_table
 from zoo.runs import run_folder, run_info
-from zoo.runs.components import CONFIG_NAME, read_components
+from zoo.runs.components import CONFIG_NAME, WEIGHTS_NAME, read_components
 from zoo.runs.export import write_export
 from zoo.runs.hub.models import (
     LOG_IN,
@@ -31,7 +31,7 @@ from zoo.runs.load import load
 
 SOUNDS, IMAGES = (".wav", ".flac", ".ogg", ".mp3"), (".png", ".gif", ".jpg")
 MAX_SAMPLES, MAX_SAMPLE_BYTES = 16, 10_000_000
-PUSHED = ("*.safetensors", CONFIG_NAME, "training.yaml", "samples/*", "frozen/*")
+PUSHED = (WEIGHTS_NAME, CONFIG_NAME, "training.yaml", "samples/*", "frozen/*")
 SYSTEMS = {  # task as the hub calls it, and paper
     "hifigan": ("audio-to-audio", "HiFi-GAN, arXiv:2010.05646"),
     "flow": ("unconditional-image-generation", "Flow Matching for Generative Modeling, arXiv:2210.02747"),
@@ -129,7 +129,8 @@ def write_package(folder: Path, path: Path, name: HubName, licence: str, evaluat
     for key, value in run_info.flatten_config(load_json((folder / CONFIG_NAME).read_text(encoding="utf-8"))).items():
         if redact(value) != value:
             raise ValueError(f"{path}: its {key} is {value!r}, which only this machine has: nobody could load it")
-    config, recipe = redact(run_info.read_settings(run)), run_info.read_recipe_name(run / run_folder.CONFIG_NAME)
+    settings, recipe = run_info.read_settings(run), run_info.read_recipe_name(run / run_folder.CONFIG_NAME)
+    config = redact(settings)
     if config:
         (folder / "training.yaml").write_text(dump_yaml(config), encoding="utf-8")
     results = [("this run", _format_metrics(run, step))]
@@ -137,7 +138,7 @@ def write_package(folder: Path, path: Path, name: HubName, licence: str, evaluat
     records, initial = description.get("frozen", {}), config.get("init_from") or []
     models = [record["source"] for record in records.values() if record["source"] and not record["folder"]]
     models += [each for each in ([initial] if isinstance(initial, str) else initial) if each.startswith("hf://")]
-    data = [str(value) for key, value in run_info.flatten_config(config).items() if key.startswith("data.")]
+    data = [str(value) for key, value in run_info.flatten_config(settings).items() if key.startswith("data.")]
     terms = [each for pattern, each in LICENCES.items() if re.search(pattern, "\n".join([*data, *models]).lower())]
     system = package_of(type(model)).rpartition(".")[2]
     task, paper = SYSTEMS.get(system, (None, ""))
