@@ -75,6 +75,8 @@ def test_a_rows_noise_depends_on_its_seed_only():
         noises = row_noise(seeds, (8,))
         rows.append(sampler.sample(perfect(diffusion), next(noises), diffusion, noises)[-1])
     assert torch.equal(*rows)
+    with pytest.raises(ValueError, match="at least one seed"):
+        next(row_noise([], (2,)))
     with pytest.raises(ValueError, match="pass noises"):
         sampler.sample(perfect(diffusion), torch.ones(1, 2), diffusion)
 

@@ -23,8 +23,8 @@ class Spy(VelocityNet):
         return self.value.expand_as(x)
 
 
-def make(count: int, seed: int = 0) -> dict[str, object]:
-    generator = torch.Generator().manual_seed(seed)
+def make(count: int) -> dict[str, object]:
+    generator = torch.Generator().manual_seed(0)
     image, noise = torch.randn(2, count, 1, 2, 2, generator=generator)
     label = torch.arange(count) % 3 + 1
     return {"x1": image, "x0": noise, "label": label, "seeds": list(range(count))}

@@ -39,7 +39,7 @@ def export(tmp_path: Path) -> Path:
     specs = {
         "inference": "zoo.audiosr.Restorer",
         "components": parts,
-        "options": {"restore": {"overlap_seconds": 0.32}},
+        "options": {"restore": {"overlap_seconds": 0.32, "sampler": spec("DPMSolver", steps=2)}},
     }
     torch.manual_seed(0)
     built = {name: build(each) for name, each in parts.items()}

@@ -151,7 +151,6 @@ def test_a_share_of_broken_images_is_left_out(tmp_path: Path, cached: bool, capl
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda root: ImageData(str(root / "none")), "scikit-learn's digits"),
         (lambda root: ImageData("a", "b/c"), r"only one of root \(a\) and hub \(b/c\)"),
         (lambda root: folder(root).setup("fit"), "so none is for validation"),
         (lambda root: folder(root / "empty").setup("fit"), "has no images"),
@@ -162,7 +161,3 @@ def test_wrong_settings_are_refused(tmp_path: Path, make: Callable[[Path], objec
     write(tmp_path / "empty", 0, 1)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         make(tmp_path)
-
-
-def test_digits_stand_in_for_a_missing_root(tmp_path: Path) -> None:
-    assert ImageData(str(tmp_path / "none"), embedded_if_missing=True).root is None

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor, nn
 
+from tests.flow.conditions import Shade
 from tests.harness import contents
 from zoo.cli.main import main
 from zoo.flow import ConditionalOT, Guidance, Sampler, Solver, ToyNet, UNet, VelocityNet
@@ -16,19 +16,6 @@ from zoo.flow.inference.generate import generate as generate_folder
 from zoo.flow.inference.request_files import read_request_file
 from zoo.flow.inference.requests import GenerationRequest, load_sampler, sample_requests
 from zoo.runs.export import write_export
-
-
-class Shade(VelocityNet):
-    """Images whose pixels depend on the noise and the label."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sample_shape, self.num_classes = (1, 4, 4), 3
-        self.gain = nn.Parameter(torch.tensor(0.2))
-
-    def forward(self, x: Tensor, t: float, label: Tensor | None = None) -> Tensor:
-        assert label is not None
-        return self.gain * label.reshape(-1, 1, 1, 1) - 0.5 * x
 
 
 def build(net: VelocityNet | None = None, chunk: int = 4, **kwargs: object) -> Sampler:

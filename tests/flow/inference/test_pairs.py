@@ -4,32 +4,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
-from tests.flow.conditions import autoencoder
+from tests.flow.conditions import Shade, autoencoder
 from zoo.flow import ConditionalOT, DiT, Guidance, LatentSpace, Sampler, Solver, ToyNet, VelocityNet
 from zoo.flow.data.pair_data import PairData, read_metadata, row_type
 from zoo.flow.inference.pairs import make_pairs
 from zoo.flow.inference.requests import GenerationRequest
 
 
-class Whirl(VelocityNet):
-    """Turns the plane while it moves by a step of each class's own."""
-
-    def __init__(self, num_classes: int = 3) -> None:
-        super().__init__()
-        self.sample_shape, self.num_classes = (2,), num_classes
-        self.turn = nn.Parameter(torch.tensor([[0.0, 1.5], [-1.5, 0.0]]))
-
-    def forward(self, x: Tensor, t: float, label: Tensor | None = None) -> Tensor:
-        step = 0.0 if label is None else 0.5 * label[:, None]
-        return x @ self.turn + step
-
-
 def teacher(
     net: VelocityNet | None = None, steps: int = 6, guidance: Guidance | None = None, chunk: int = 8
 ) -> Sampler:
-    return Sampler(net or Whirl(), ConditionalOT(0.0), Solver("heun2", steps), guidance, chunk=chunk).eval()
+    return Sampler(net or Shade(), ConditionalOT(0.0), Solver("heun2", steps), guidance, chunk=chunk).eval()
 
 
 def make(output: Path, sampler: Sampler | None = None, count: int = 10, **kwargs: object) -> dict[str, int]:
@@ -90,10 +76,10 @@ def test_meta_shows_how_they_were_made(tmp_path: Path) -> None:
     meta = read_metadata(tmp_path)
     assert (meta["solver"]["method"], len(meta["solver"]["grid"])) == ("heun2", 7)
     assert (meta["guidance"]["scale"], meta["guidance"]["null_mode"]) == (1.5, "none")
-    expected = {"run": "runs/a", "count": 10, "seed": 7, "labels": [1, 2], "sample_shape": [2], "num_classes": 3}
+    expected = {"run": "runs/a", "count": 10, "seed": 7, "labels": [1, 2], "sample_shape": [1, 4, 4], "num_classes": 3}
     assert {key: meta[key] for key in expected} == expected
     assert meta["classes"] == ["cat", "dog", "wild"] and len(meta["weights"]) == 64
-    assert content(tmp_path).dtype == row_type((2,))
+    assert content(tmp_path).dtype == row_type((1, 4, 4))
 
 
 def test_wrong_calls_are_named(tmp_path: Path) -> None:
@@ -105,9 +91,8 @@ def test_wrong_calls_are_named(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             make(tmp_path / "pairs", **kwargs)
     assert not (tmp_path / "pairs").exists()
-    net = Whirl()
-    with torch.no_grad():
-        net.turn.fill_(float("nan"))
+    net = Shade()
+    net.gain.data.fill_(float("nan"))
     with pytest.raises(ValueError, match="not finite"):
         make(tmp_path / "diverged", teacher(net))
     assert not list(tmp_path.glob("diverged/*.npy"))
