@@ -33,10 +33,10 @@ def digits(**options: Any) -> ImageData:
     return ImageData(**{"image_resolution": 8, "channels": 1, "batch_size": 8, "max_per_class": 10, **options})
 
 
-def fit(task: L.LightningModule, data: Any, folder: Path, steps: int = 2, **samples: Any) -> list[list[str]]:
-    """Train and validate after each step; returns the names in media/ of each step."""
+def fit(task: L.LightningModule, data: Any, folder: Path, **samples: Any) -> list[list[str]]:
+    """Train two steps and validate after each; returns the names in media/ of each step."""
     trainer = make_trainer(
-        RNGState(), Samples(**{"every_n_validations": 1, **samples}), default_root_dir=folder, max_steps=steps,
+        RNGState(), Samples(**{"every_n_validations": 1, **samples}), default_root_dir=folder, max_steps=2,
         val_check_interval=1, check_val_every_n_epoch=None, num_sanity_val_steps=0, use_distributed_sampler=False,
     )  # fmt: skip
     trainer.fit(task, data)

@@ -33,7 +33,6 @@ def saved(folder: Path, state: dict[str, Tensor]) -> Path:
 def test_features_of_a_users_file(tmp_path: Path, state: dict[str, Tensor]) -> None:
     net = build_extractor("fid", (8, 8, 1), None, saved(tmp_path, state))
     assert net.dims == DIMS and not net.training
-    assert sum(weight.numel() for weight in net.parameters()) == 21_785_568
     grey = torch.randint(0, 256, (1, 1, 8, 8), generator=torch.Generator().manual_seed(0)) / 127.5 - 1
     result = net(grey)
     assert result.shape == (1, DIMS) and bool(result.isfinite().all())

@@ -75,12 +75,10 @@ def test_npz_of_images(tmp_path):
     "arrays",
     [
         {"images": pictures(3).astype(float)},
-        {"images": np.zeros((3, 2, 2, 5), np.uint8)},
         {"images": np.zeros((0, 2, 2), np.uint8)},
         {"images": pictures(3), "labels": [0, 1, 2]},
         {"images": pictures(3), "labels": [1, 2]},
         {"images": pictures(3), "labels": np.array([1, 2, print], dtype=object)},
-        {"pictures": pictures(3)},
     ],
 )
 def test_other_arrays_are_refused(tmp_path, arrays):
@@ -116,8 +114,6 @@ def test_statistics_of_the_fields_tools(tmp_path):
     [
         ({"sigma": None}, r"expected floats mu \(D,\) and sigma \(D, D\), found mu \(3,\) float64"),
         ({"sigma": np.eye(4)}, r"found mu \(3,\) float64, sigma \(4, 4\) float64"),
-        ({"mu": np.float64(1), "sigma": np.float64(1)}, r"found mu \(\) float64"),
-        ({"mu": np.zeros(3, int)}, "int64"),
         ({"mu": np.array([1.0, 2.0, np.nan])}, "not finite"),
         ({"sigma": np.triu(np.ones((3, 3)))}, "not symmetric"),
         ({"sigma": -np.eye(3)}, "no mean and covariance"),

