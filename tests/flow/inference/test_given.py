@@ -45,10 +45,12 @@ def conditions(model: Sampler, prompts: list[str]) -> GenerationConditions:
     return GenerationConditions(prompts, model.image_condition.from_training(torch.zeros(len(prompts), 1, 8, 8), seeds))
 
 
-def test_a_scale_of_zero_is_the_field_without_conditions(model: Sampler) -> None:
+def test_scales_of_one_are_the_conditional_field(model: Sampler) -> None:
     messages = conditions(model, ["a cat", "a dog", "a cat"])
     x = model.noise([1, 2, 3])
     complete = model.using(model.solver, None).field(None, messages)(0.3, x)
+    for guidance in (NestedGuidance({"image": 1.0, "text": 1.0}), Guidance(1.0)):
+        torch.testing.assert_close(model.using(model.solver, guidance).field(None, messages)(0.3, x), complete)
     empty = GenerationConditions([""] * 3, torch.zeros(3, 2, 8, 8))
     none = model.using(model.solver, None).field(None, empty)(0.3, x)
     torch.testing.assert_close(model.using(model.solver, Guidance(0.0)).field(None, messages)(0.3, x), none)

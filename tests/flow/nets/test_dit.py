@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from zoo.flow.nets.dit import SIZES, DiT, grid_angles, rotate, sine_table
 
-COUNTS = {"S": 32_865_056, "XL": 674_834_720}  # with 8 outputs, 1001 classes
+COUNTS = {"S": 32_865_056, "B": 130_315_808, "L": 457_840_672, "XL": 674_834_720}  # with 8 outputs, 1001 classes
 
 
 def small(**arguments) -> DiT:
