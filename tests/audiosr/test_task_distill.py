@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.audiosr.task_parts import AUTOENCODER, Data, Save, denoiser, features, trainer
+from tests.audiosr.task_parts import AUTOENCODER, UNET, Data, Save, denoiser, features, trainer
 from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.losses import DiffusionStep, DiffusionTerm, Latent
 from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser, concat
@@ -22,10 +22,6 @@ from zoo.training.callbacks.checkpoint_contents import CheckpointContents
 from zoo.training.callbacks.ema import EMA
 from zoo.training.callbacks.rng import RNGState
 
-UNET: dict[str, Any] = {
-    "in_channels": 4, "out_channels": 2, "channels": 8, "multipliers": [1, 2], "blocks": 1, "attention_factors": [2],
-    "head_channels": 8, "norm_groups": 4,
-}  # fmt: skip
 ENCODER = {"n_mels": 32, "channels": 8, "heads": 2, "layers": 1, "context_channels": 8, "positions": 16}
 FUSED = {"unet": {**UNET, "fusion": "residual", "context_channels": 8}, "global_encoder": ENCODER}
 
@@ -172,8 +168,6 @@ def test_a_teacher_of_another_process_is_refused() -> None:
         ({"diffusion": CosineDiffusion(prediction="noise")}, "needs diffusion.prediction v"),
         ({"restore": RestoreOptions(guidance_scale=2.0)}, "guidance_scale is 2"),
         ({"teacher_steps": 7}, "teacher_steps 7 is no multiple of steps 2"),
-        ({"teacher_steps": 1002}, "teacher_steps"),
-        ({"steps": 0}, "steps"),
         ({"net": denoiser("residual")}, "do not fit net"),
         ({"net": denoiser(norm_groups=2)}, "has num_groups 2, the teacher"),
     ],

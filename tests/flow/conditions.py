@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from zoo.flow import ConditionalOT, DiT, FlowTask, FrozenAutoencoder, FrozenText, ImageData, UniformTimes, VelocityNet
 
@@ -45,6 +46,19 @@ def autoencoder(seed: int = 0, **sizes: Any) -> FrozenAutoencoder:
     """Two channels of latents at half the size of grey images."""
     config = {"in_channels": 1, "out_channels": 1, "block_out_channels": [4, 8], "layers_per_block": 1}
     return FrozenAutoencoder(config={**config, "latent_channels": 2, "norm_num_groups": 2, **sizes}, seed=seed)
+
+
+class Shade(VelocityNet):
+    """Images whose pixels depend on the noise and the label."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sample_shape, self.num_classes = (1, 4, 4), 3
+        self.gain = nn.Parameter(torch.tensor(0.2))
+
+    def forward(self, x: Tensor, t: float, label: Tensor | None = None) -> Tensor:
+        assert label is not None
+        return self.gain * label.reshape(-1, 1, 1, 1) - 0.5 * x
 
 
 def quiet_task(net: VelocityNet, optimizer: Any = torch.optim.SGD, **arguments: Any) -> FlowTask:

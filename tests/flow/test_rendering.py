@@ -29,8 +29,3 @@ def test_gif_has_all_frames_and_rests_on_the_last(tmp_path: Path, channels: int)
             result = np.array(animation.convert("RGB" if channels == 3 else "L")).reshape(8, 8, channels)
             assert np.array_equal(result, pictures[number])
     assert durations == [30, 30, 30, 30, 1500]
-
-
-def test_what_cannot_be_drawn_is_named() -> None:
-    with pytest.raises(ValueError, match=r"\(5,\) are neither"):
-        rendering.frames(torch.zeros(1, 2, 5))

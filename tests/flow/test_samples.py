@@ -11,9 +11,7 @@ import torch
 from PIL import Image
 
 from tests.training.callbacks.parts import make_trainer
-from zoo.flow import FlowTask, Guidance, ImageData, PairData, PointData, Solver, ToyNet, UNet, UniformTimes, rendering
-from zoo.flow.inference.pairs import make_pairs
-from zoo.flow.inference.requests import GenerationRequest
+from zoo.flow import FlowTask, Guidance, ImageData, PointData, Solver, ToyNet, UNet, UniformTimes, rendering
 from zoo.flow.process.paths import ConditionalOT
 from zoo.training.callbacks.rng import RNGState
 from zoo.training.callbacks.samples import Samples
@@ -35,10 +33,10 @@ def digits(**options: Any) -> ImageData:
     return ImageData(**{"image_resolution": 8, "channels": 1, "batch_size": 8, "max_per_class": 10, **options})
 
 
-def fit(task: L.LightningModule, data: Any, folder: Path, steps: int = 2, **samples: Any) -> list[list[str]]:
-    """Train and validate after each step; returns the names in media/ of each step."""
+def fit(task: L.LightningModule, data: Any, folder: Path, **samples: Any) -> list[list[str]]:
+    """Train two steps and validate after each; returns the names in media/ of each step."""
     trainer = make_trainer(
-        RNGState(), Samples(**{"every_n_validations": 1, **samples}), default_root_dir=folder, max_steps=steps,
+        RNGState(), Samples(**{"every_n_validations": 1, **samples}), default_root_dir=folder, max_steps=2,
         val_check_interval=1, check_val_every_n_epoch=None, num_sanity_val_steps=0, use_distributed_sampler=False,
     )  # fmt: skip
     trainer.fit(task, data)
@@ -73,18 +71,8 @@ def test_without_classes_in_odd_colours_and_more_items_than_data(tmp_path: Path)
     assert size(tmp_path / "run" / "media" / "step_00000001" / "val_samples.png") == (15 * 50, 2 * (12 + 50))
 
 
-def points(**options: Any) -> FlowTask:
-    net = ToyNet(widths=(8,))
-    return FlowTask(net, ConditionalOT(), UniformTimes(), ADAM, label_drop=0.0, solver=Solver("euler", 2), **options)
-
-
 def test_points_over_the_data(tmp_path: Path) -> None:
-    result = fit(points(), PointData(train_points=40, val_points=3, batch_size=16), tmp_path)
+    net, solver = ToyNet(widths=(8,)), Solver("euler", 2)
+    task = FlowTask(net, ConditionalOT(), UniformTimes(), ADAM, label_drop=0.0, solver=solver)
+    result = fit(task, PointData(train_points=40, val_points=3, batch_size=16), tmp_path)
     assert result == [["val_samples.png"], ["val_animation.gif", "val_samples.png"]]
-
-
-def test_pairs_of_reflow(tmp_path: Path) -> None:
-    teacher = images()
-    make_pairs(teacher.inference(), tmp_path / "pairs", GenerationRequest(40))
-    data = PairData(str(tmp_path / "pairs"), 16, 0.1)
-    assert fit(images(), data, tmp_path / "images", 1) == [["val_animation.gif", *PICTURES]]

@@ -23,8 +23,8 @@ class Spy(VelocityNet):
         return self.value.expand_as(x)
 
 
-def make(count: int, seed: int = 0) -> dict[str, object]:
-    generator = torch.Generator().manual_seed(seed)
+def make(count: int) -> dict[str, object]:
+    generator = torch.Generator().manual_seed(0)
     image, noise = torch.randn(2, count, 1, 2, 2, generator=generator)
     label = torch.arange(count) % 3 + 1
     return {"x1": image, "x0": noise, "label": label, "seeds": list(range(count))}
@@ -87,10 +87,6 @@ def test_what_contradicts_itself_is_named() -> None:
         quiet_task(Spy(0))
     with pytest.raises(ValueError, match="guidance"):
         quiet_task(Spy(0), label_drop=0.0, guidance=Guidance())
-    with pytest.raises(ValueError, match="label_drop is 0 to 1"):
-        quiet_task(Spy(), label_drop=1.5)
-    with pytest.raises(ValueError, match="prediction is one of"):
-        quiet_task(Spy(), prediction="score")
     task = quiet_task(Spy())
     task._trainer = SimpleNamespace(datamodule=SimpleNamespace(classes=["a", "b"]))
     with pytest.raises(ValueError, match=r"num_classes is 3, the data has 2 classes \(a, b\): set .* to 2"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.audiosr.task_parts import AUTOENCODER, RATE, VOCODER
+from tests.audiosr.task_parts import AUTOENCODER, RATE, UNET, VOCODER
 from zoo.audio.corpora.corpus import MemoryCorpus
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
@@ -19,11 +19,6 @@ from zoo.audiosr.evaluation.baselines import linear, mean_envelope, shaped_noise
 from zoo.audiosr.evaluation.evaluate import EvaluationOptions, evaluate, evaluate_run, low_band_si_sdr, make_grid
 from zoo.common.build import build
 from zoo.runs.export import write_export
-
-UNET = {
-    "in_channels": 4, "out_channels": 2, "channels": 8, "multipliers": [1, 2], "blocks": 1, "attention_factors": [2],
-    "head_channels": 8, "norm_groups": 4,
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -44,7 +39,7 @@ def export(tmp_path: Path) -> Path:
     specs = {
         "inference": "zoo.audiosr.Restorer",
         "components": parts,
-        "options": {"restore": {"overlap_seconds": 0.32}},
+        "options": {"restore": {"overlap_seconds": 0.32, "sampler": spec("DPMSolver", steps=2)}},
     }
     torch.manual_seed(0)
     built = {name: build(each) for name, each in parts.items()}

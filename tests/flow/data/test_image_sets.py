@@ -1,7 +1,7 @@
 import logging
 import sys
-import types
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -49,23 +49,12 @@ class ClassLabel:
     names = ("cat", "dog")
 
 
-class Rows:
+class Rows(dict[str, list[int]]):
     """Stands in for a Dataset of the package datasets."""
 
     def __init__(self, labels: list[int], label: object) -> None:
+        super().__init__(label=labels)
         self.features = {"image": type("Image", (), {})(), "label": label}
-        self.labels = labels
-
-    def __getitem__(self, key: int | str) -> object:
-        if isinstance(key, str):
-            return self.labels
-        return {"image": Image.new("RGB", (5, 5), (key, 0, 0)), "label": self.labels[key]}
-
-
-def install(monkeypatch: pytest.MonkeyPatch, splits: dict[str, Rows]) -> None:
-    module = types.ModuleType("datasets")
-    module.load_dataset = lambda name: splits
-    monkeypatch.setitem(sys.modules, "datasets", module)
 
 
 def test_the_package_datasets_gives_what_is_expected_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,9 +84,7 @@ def test_the_package_datasets_gives_what_is_expected_of_it(tmp_path: Path, monke
 def test_what_the_hub_lacks_is_named(
     splits: dict[str, Rows] | None, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if splits is None:
-        monkeypatch.setitem(sys.modules, "datasets", None)
-    else:
-        install(monkeypatch, splits)
+    module = None if splits is None else SimpleNamespace(load_dataset=lambda name: splits)
+    monkeypatch.setitem(sys.modules, "datasets", module)
     with pytest.raises((ValueError, ImportError), match=message):
         image_sets.hub("user/name")

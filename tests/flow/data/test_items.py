@@ -63,7 +63,7 @@ def test_flips_mirror_about_half_anew_in_each_epoch() -> None:
 def test_pooled_noise_is_a_better_order_of_the_same_noise() -> None:
     plain, pooled = build(), build(pooled=PooledTransport(pool=20))
     a, b = (items.__getitems__([(1, i) for i in range(COUNT)]) for items in (plain, pooled))
-    assert cost(pooled, 1) < cost(build(pooled=PooledTransport(pool=4)), 1) < cost(plain, 1)
+    assert cost(pooled, 1) < cost(plain, 1)
     rows = (a["x0"].flatten(1)[:, None] == b["x0"].flatten(1)[None]).all(2)
     assert torch.equal(rows.sum(0), torch.ones(COUNT, dtype=torch.int64)) and bool((rows.sum(1) == 1).all())
     assert torch.equal(a["label"][rows.int().argmax(0)], b["label"])  # within classes
@@ -80,8 +80,7 @@ def test_pools_see_the_data_as_the_epoch_shows_it() -> None:
     assert difference[left].min() > difference[~left].max()  # otherwise two could be exchanged for the better
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(("workers", "world"), [(2, 1), (0, 2)])
 def test_neither_workers_nor_ranks_matter(workers: int, world: int) -> None:
     items = build(flips=True, pooled=PooledTransport(pool=16))
     full = items.__getitems__([(3, i) for i in range(COUNT)])

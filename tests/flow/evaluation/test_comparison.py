@@ -38,9 +38,7 @@ def test_real_against_real_is_near_and_all_figures_are_there():
     figures = Comparison(quantise_samples(images(0), LABELS), Bright(), quantise_samples(images(2)), METRICS)(
         images(1), LABELS
     )
-    assert list(figures) == [
-        "frechet", "accuracy", "std_ratio", "nearest", "nearest_ratio",
-    ]  # fmt: skip
+    assert list(figures) == ["frechet", "accuracy", "std_ratio", "nearest", "nearest_ratio"]
     assert figures["frechet"] < 0.01 and figures["accuracy"] == 1
     assert figures["std_ratio"] == pytest.approx(1, abs=0.3) and figures["nearest_ratio"] == pytest.approx(1, abs=0.3)
 
@@ -69,14 +67,8 @@ def test_mean_and_covariance_are_a_reference_for_the_frechet_distance_alone():
     full = Comparison(real, PixelFeatures(4), metrics=["frechet"])
     comparison = Comparison(moments(full.real), PixelFeatures(4), metrics=METRICS)
     assert comparison.figures(fake) == pytest.approx(full.figures(fake), rel=1e-9)
-    with pytest.raises(ValueError, match="of 4 features, the extractor gives 1"):
-        Comparison(moments(full.real), Bright())
     with pytest.raises(ValueError, match="alone frechet can be had, not nearest"):
         Comparison(moments(full.real), PixelFeatures(4), metrics=["nearest"])
-    with pytest.raises(ValueError, match=r"metrics is one of frechet, .*, not 'fid'"):
-        Comparison(real, Bright(), metrics=["fid"])
-    with pytest.raises(ValueError, match="found 60 images and 2 labels"):
-        quantise_samples(images(0), [1, 2])
 
 
 def test_spread_ratio_of_scaled_and_collapsed_samples():
@@ -98,5 +90,3 @@ def test_nearest_distances_are_exact_for_copies_and_any_chunk(monkeypatch):
     assert nearest_distances(points, others).tolist() == expected
     monkeypatch.setattr("zoo.flow.evaluation.comparison._PAIRS", 30)
     assert nearest_distances(points, others).tolist() == expected
-    with pytest.raises(ValueError, match=r"found \(3, 5\) and \(2, 4\)"):
-        nearest_distances(points, torch.zeros(2, 4))

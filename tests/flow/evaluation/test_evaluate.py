@@ -65,7 +65,7 @@ def statistics_file(path, features):
     return path
 
 
-@pytest.mark.parametrize("resize", ["crop", None, "stretch", 3])
+@pytest.mark.parametrize("resize", ["crop", None, "stretch"])
 def test_real_images_are_read_as_those_of_the_training(tmp_path, resize):
     wide = np.random.default_rng(0).integers(0, 256, (20, 4, 12, 3), dtype=np.uint8)
     for folder, pixels in (("samples", wide[:, :, 4:8]), ("real", wide)):
@@ -111,7 +111,6 @@ def test_interval_covers_other_draws_about_as_often_as_it_states():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"extractor": "vgg"}, "extractor is one of digits, pixels, fid, not 'vgg'"),
         ({"extractor": "fid"}, "needs its file: give --weights"),
         ({"train": "g.npz"}, "--train without --reference"),
         ({"reference": "g.npz"}, "give --train, or another extractor"),

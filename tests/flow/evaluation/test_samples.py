@@ -75,12 +75,10 @@ def test_npz_of_images(tmp_path):
     "arrays",
     [
         {"images": pictures(3).astype(float)},
-        {"images": np.zeros((3, 2, 2, 5), np.uint8)},
         {"images": np.zeros((0, 2, 2), np.uint8)},
         {"images": pictures(3), "labels": [0, 1, 2]},
         {"images": pictures(3), "labels": [1, 2]},
         {"images": pictures(3), "labels": np.array([1, 2, print], dtype=object)},
-        {"pictures": pictures(3)},
     ],
 )
 def test_other_arrays_are_refused(tmp_path, arrays):
@@ -96,17 +94,15 @@ def test_the_digits_are_split_as_in_training():
     assert len(train) == len(data.train_set) and len(held_out) == len(data.val_set) and held_out.classes == data.classes
     items = [data.val_set[index] for index in (0, 100)]
     assert all(torch.equal(held_out.images()[index], item["x1"]) for index, item in zip((0, 100), items, strict=True))
-    with pytest.raises(ValueError, match="at least 2, not 1"):
-        read_digits(1, None, 8, 1)
 
 
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_statistics_of_the_fields_tools(tmp_path, save):
+def test_statistics_of_the_fields_tools(tmp_path):
     rows = np.random.default_rng(0).standard_normal((30, 4))
     mean, covariance = rows.mean(0), np.cov(rows, rowvar=False)
-    save(tmp_path / "edm.npz", mu=mean, sigma=covariance)
+    np.savez(tmp_path / "edm.npz", mu=mean, sigma=covariance)
     # ADM's hold the images too, and statistics of other features
-    save(tmp_path / "adm.npz", arr_0=pictures(), mu=mean, sigma=covariance, mu_s=mean[:2], sigma_s=covariance[:2, :2])
+    others = {"mu_s": mean[:2], "sigma_s": covariance[:2, :2]}
+    np.savez_compressed(tmp_path / "adm.npz", arr_0=pictures(), mu=mean, sigma=covariance, **others)
     for name in ("edm", "adm"):
         available = read_reference(tmp_path / f"{name}.npz", Framing(8, 3))
         assert available.mean.dtype == torch.float64
@@ -118,8 +114,6 @@ def test_statistics_of_the_fields_tools(tmp_path, save):
     [
         ({"sigma": None}, r"expected floats mu \(D,\) and sigma \(D, D\), found mu \(3,\) float64"),
         ({"sigma": np.eye(4)}, r"found mu \(3,\) float64, sigma \(4, 4\) float64"),
-        ({"mu": np.float64(1), "sigma": np.float64(1)}, r"found mu \(\) float64"),
-        ({"mu": np.zeros(3, int)}, "int64"),
         ({"mu": np.array([1.0, 2.0, np.nan])}, "not finite"),
         ({"sigma": np.triu(np.ones((3, 3)))}, "not symmetric"),
         ({"sigma": -np.eye(3)}, "no mean and covariance"),

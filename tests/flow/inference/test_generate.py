@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor, nn
 
+from tests.flow.conditions import Shade
 from tests.harness import contents
 from zoo.cli.main import main
 from zoo.flow import ConditionalOT, Guidance, Sampler, Solver, ToyNet, UNet, VelocityNet
@@ -16,19 +16,6 @@ from zoo.flow.inference.generate import generate as generate_folder
 from zoo.flow.inference.request_files import read_request_file
 from zoo.flow.inference.requests import GenerationRequest, load_sampler, sample_requests
 from zoo.runs.export import write_export
-
-
-class Shade(VelocityNet):
-    """Images whose pixels depend on the noise and the label."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sample_shape, self.num_classes = (1, 4, 4), 3
-        self.gain = nn.Parameter(torch.tensor(0.2))
-
-    def forward(self, x: Tensor, t: float, label: Tensor | None = None) -> Tensor:
-        assert label is not None
-        return self.gain * label.reshape(-1, 1, 1, 1) - 0.5 * x
 
 
 def build(net: VelocityNet | None = None, chunk: int = 4, **kwargs: object) -> Sampler:
@@ -51,8 +38,8 @@ def test_requests_do_not_depend_on_the_count() -> None:
     assert set(sample_requests(30, 63, 3, [2, 3])[0]) == {2, 3}
     assert sample_requests(2, 63, 0)[0] is None
     assert sample_requests(2, 64, 0)[1] != seeds[:2]
-    for arguments in ((0, 1, 3), (1, 1, 3, [4]), (1, 1, 3, []), (1, 1, 0, [1])):
-        with pytest.raises(ValueError, match=r"count is at least 1|labels lie between|no classes"):
+    for arguments in ((1, 1, 3, [4]), (1, 1, 3, []), (1, 1, 0, [1])):
+        with pytest.raises(ValueError, match=r"labels lie between|no classes"):
             sample_requests(*arguments)
 
 
@@ -116,12 +103,6 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=f"other settings: {message}"):
             generate(model, output, **{"count": 2, **settings})
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "a.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"holds something else \(a\.txt\)"):
-        generate(build(), tmp_path / "full", count=2)
-    with pytest.raises(ValueError, match="rank is 0 to 1, not 2"):
-        generate(build(), output, count=2, rank=2, world_size=2)
 
 
 def test_points_are_joined_and_plotted(tmp_path: Path) -> None:

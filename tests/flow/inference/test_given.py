@@ -64,21 +64,12 @@ def test_what_is_missing_or_too_much_is_named(model: Sampler) -> None:
         (lambda: model.sample(None, [1], GenerationConditions(["x"])), "images are needed"),
         (lambda: model.sample(None, [1, 2], conditions(model, ["x"])), "1 prompts and 2 seeds"),
         (lambda: plain.sample(None, [1], GenerationConditions(["x"], torch.zeros(1, 2, 8, 8))), "takes no images"),
-        (lambda: read_conditions(plain, [0], ["x"], [Path("x.png")], []), "takes no images"),
         (lambda: model(prompts=["x"], images=IMAGES[:1, :4]), "expected images"),
         (lambda: model(prompts=["x"], images=IMAGES[:1] / 255), "uint8, found .* float64"),
         (lambda: model(prompts=["x", ""], images=IMAGES, masks=IMAGES[:1, ..., 0] > 3), r"expected masks \(2, 8, 8\)"),
         (lambda: Sampler(net(), ConditionalOT(0.0), guidance=NestedGuidance({"label": 2.0}), text=text()), "by label"),
-        (
-            lambda: task(guidance=NestedGuidance({"text": 2.0, "label": 2.0})),
-            "by text, label for a net that takes text, image",
-        ),
         (lambda: read_conditions(model, [0], ["x"], [Path("nowhere.png")], []), "no image nowhere.png"),
-        (lambda: read_conditions(model, [0], ["x"], [], []), "images are needed"),
-        (
-            lambda: make_pairs(model, Path("pairs"), GenerationRequest(2)),
-            "make-pairs takes a run without texts or images",
-        ),
+        (lambda: make_pairs(model, Path("pairs"), GenerationRequest(2)), "without texts or images"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             call()
@@ -128,8 +119,6 @@ def test_folders_of_samples(model: Sampler, tmp_path: Path) -> None:
     assert [(row["prompt"], row["image"]) for row in rows] == [("a cat", "a.png"), ("", "b.png"), ("a cat", "a.png")]
     with pytest.raises(ValueError, match="other settings"):
         generate(model, tmp_path / "out", replace(request, prompts=["a dog"]), **options)
-    with pytest.raises(ValueError, match="prompts are needed"):
-        generate(model, tmp_path / "other", GenerationRequest(3), progress=False)
 
 
 def test_the_page_requests_for_them(model: Sampler, tmp_path: Path) -> None:
@@ -168,9 +157,8 @@ def test_training_drops_each_kind_and_evaluation_none(tmp_path: Path) -> None:
     plain = made.training_step(batch, 0)
     assert torch.equal(plain, task(condition_drop={"text": 0.0}).training_step(batch, 0))
     exclude_images = task(condition_drop={"text": 1.0, "image": 1.0}).training_step(batch, 0)
-    assert torch.equal(exclude_images, task(condition_drop={"all": 1.0}).training_step(batch, 0)) and not torch.equal(
-        exclude_images, plain
-    )
+    assert torch.equal(exclude_images, task(condition_drop={"all": 1.0}).training_step(batch, 0))
+    assert not torch.equal(exclude_images, plain)
     messages = {**batch["conditions"], **{name: value.expand_as(batch["conditions"][name]) for name, value in
             made.text.null().items() if name in batch["conditions"]}}  # fmt: skip
     messages["image"] = torch.zeros_like(messages["image"])
@@ -178,10 +166,10 @@ def test_training_drops_each_kind_and_evaluation_none(tmp_path: Path) -> None:
     remaining = task(condition_drop={"text": 0.3, "image": 0.5, "all": 0.2}).prepare_training_batch(batch)["keep"]
     shares = {kind: float((value == 0).float().mean()) for kind, value in remaining.items()}
     assert 0.05 < shares["label"] < shares["text"] < shares["image"] < 0.8
-    loss, count = made.evaluate(data.val_set.__getitems__([0, 1]), 0, "val")
-    assert count == 2 and torch.equal(
-        loss["loss"], task(condition_drop={"all": 0.9}).evaluate(data.val_set.__getitems__([0, 1]), 0, "val")[0]["loss"]
-    )
+    held_out = data.val_set.__getitems__([0, 1])
+    loss, count = made.evaluate(held_out, 0, "val")
+    assert count == 2
+    assert torch.equal(loss["loss"], task(condition_drop={"all": 0.9}).evaluate(held_out, 0, "val")[0]["loss"])
     with pytest.raises(ValueError, match="the data gives none"):
         made.training_step({name: value for name, value in batch.items() if name != "conditions"}, 0)
 

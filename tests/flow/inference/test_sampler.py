@@ -7,7 +7,7 @@ from PIL import Image
 from torch import Tensor
 
 from zoo.flow import ConditionalOT, Guidance, Sampler, Solver, ToyNet, VelocityNet
-from zoo.flow.process.sampling import inpaint, interpolate, invert, noise, straightness
+from zoo.flow.process.sampling import interpolate, invert, noise, straightness
 
 
 class Level(VelocityNet):
@@ -70,9 +70,6 @@ def test_field_serves_what_stands_around_sampling() -> None:
     torch.testing.assert_close(line[::2], x1, atol=1e-4, rtol=0)
     images = build()
     assert straightness(images.field([2]), images.noise([1, 2, 3]), Solver("euler", 3)).shape == (3,)
-    available, mask = torch.full((2, 1, 2, 3), 0.9), torch.tensor([True, False, False])
-    x = inpaint(images.field([2, 4]), images.noise([1, 2]), available, mask, images.path, images.solver).x
-    torch.testing.assert_close(x[:, 0, 0], torch.tensor([[0.9, 0.5, 0.5], [0.9, 1.0, 1.0]]))
     with pytest.raises(ValueError, match="between 1 and 4"):
         images.field([5])
 
@@ -89,14 +86,9 @@ def test_file_becomes_a_picture(tmp_path: Path) -> None:
 
 
 def test_example_is_read(tmp_path: Path) -> None:
-    model = build()
-    source = model.write_example(tmp_path / "deep" / "a")
-    assert source == tmp_path / "deep" / "a.jsonl"
-    assert model.process_file(source, tmp_path / "a.png")["images"] == 4
-    assert model.dry_run() == "1 sample of shape (1, 2, 3)"
     points = build(ToyNet()).eval()
-    assert points.dry_run() == "1 sample of shape (2,)"
-    assert points.process_file(points.write_example(tmp_path / "in"), tmp_path / "out.png") == {"points": 4, "nfe": 5}
+    source = points.write_example(tmp_path / "deep" / "in")
+    assert points.process_file(source, tmp_path / "out.png") == {"points": 4, "nfe": 5}
     assert np.array_equal(np.load(tmp_path / "out.npy"), points.sample(None, [0, 1, 2, 3]).numpy())
     assert np.array_equal(points(None, [0, 1]), np.load(tmp_path / "out.npy")[:2])
 
@@ -106,10 +98,7 @@ def test_example_is_read(tmp_path: Path) -> None:
     [
         ("", "asks for nothing"),
         ("no json", "line 1: no JSON"),
-        ("[1]", "line 1: expected whole numbers"),
-        ('{"label": 1}', "expected whole numbers"),
         ('{"label": 1, "seed": true}', "expected whole numbers"),
-        ('{"label": 1, "seed": 1, "count": 0}', "count from 1"),
         ('{"label": 1, "seed": 1, "cuont": 5}', "line 1: expected whole numbers"),
         ('{"label": 9, "seed": 1}', "between 0 and 4, found 9"),
     ],
@@ -130,5 +119,3 @@ def test_wrong_calls_are_named() -> None:
         build(Level().requires_grad_(False), chunk=2).using(Solver(times=[0, 1]), Guidance(float("nan"))).sample(
             [1, 1, 1], [6, 7, 8]
         )
-    with pytest.raises(ValueError, match="chunk is at least 1"):
-        build(chunk=0)

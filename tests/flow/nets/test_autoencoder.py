@@ -82,8 +82,6 @@ def test_shapes_of_latents():
 
 
 def test_missing_and_foreign_weights(tmp_path: Path):
-    with pytest.raises(FileNotFoundError, match="no folder"):
-        FrozenAutoencoder(str(tmp_path / "none"))
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     state = AutoencoderKL(**CONFIG).state_dict()
     save_file({**state, "more": torch.zeros(1)}, tmp_path / "diffusion_pytorch_model.safetensors")

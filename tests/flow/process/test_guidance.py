@@ -45,8 +45,6 @@ def test_other_predictions_become_velocities():
     field = velocity_field(Table(), path, LABEL, Guidance(2), prediction="x1")
     data = torch.tensor([[19.5], [39.5]]).expand(2, 2)
     torch.testing.assert_close(field(t, x), path.to_velocity(data, x, torch.full((2,), t), "x1"))
-    with pytest.raises(ValueError, match="prediction is one of velocity, x1, noise, not 'data'"):
-        velocity_field(Table(), path, LABEL, prediction="data")
 
 
 class Sum(Table):
