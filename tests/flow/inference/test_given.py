@@ -69,6 +69,10 @@ def test_what_is_missing_or_too_much_is_named(model: Sampler) -> None:
         (lambda: model(prompts=["x", ""], images=IMAGES, masks=IMAGES[:1, ..., 0] > 3), r"expected masks \(2, 8, 8\)"),
         (lambda: Sampler(net(), ConditionalOT(0.0), guidance=NestedGuidance({"label": 2.0}), text=text()), "by label"),
         (lambda: read_conditions(model, [0], ["x"], [Path("nowhere.png")], []), "no image nowhere.png"),
+        (
+            lambda: task(guidance=NestedGuidance({"text": 2.0, "label": 2.0})),
+            "by text, label for a net that takes text, image",
+        ),
         (lambda: make_pairs(model, Path("pairs"), GenerationRequest(2)), "without texts or images"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
