@@ -78,6 +78,9 @@ def test_the_value_of_the_recipe_is_no_edit_and_the_newest_edit_wins() -> None:
     edits.edit("model.init_args.weights", {"a": 1})
     assert edits.edits == {"model.init_args.weights.a": 1}
     assert edits.differences() == [("model.init_args.weights.a", "not set", "1")]  # g/mel stays
+    edits.edit("wandb", {"a": {"b": 1}, "c": EMA})
+    assert {"wandb.a.b", "wandb.c"} < edits.edits.keys()
+    edits.reset("wandb")
     with pytest.raises(ValueError, match="empty mapping"):
         edits.edit("model.init_args.weights", {})
     edits.edit("data.init_args.batch_size", 8)  # what another edit has changed is set back

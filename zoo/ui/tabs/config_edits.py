@@ -239,11 +239,13 @@ def describe_key(arguments: Mapping[str, Mapping[str, Any]], values: Mapping[str
 
 
 def _expand_mapping(key: str, value: Any) -> dict[str, Any]:
-    """Return the edits of a mapping's keys; of a component, and of other values, the one of the whole."""
+    """Return the edits of a mapping's keys, nested ones included; a component, or another value, is one edit."""
     if value == {}:
         raise ValueError(f"{key}: an empty mapping changes nothing")
     is_merged = isinstance(value, Mapping) and "class_path" not in value and not any("." in str(name) for name in value)
-    return {f"{key}.{name}": each for name, each in value.items()} if is_merged else {key: value}
+    if not is_merged:
+        return {key: value}
+    return {inner: each for name in value for inner, each in _expand_mapping(f"{key}.{name}", value[name]).items()}
 
 
 def _switch(config: dict[str, Any], switch: CallbackSwitch, is_on: bool) -> None:
