@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.audio.augment.test_codecs import lag_and_likeness
+from tests.audio.augment.test_effects import white
 from zoo.audio.augment.degrade import DegradationRanges, Degrader
 from zoo.audio.augment.effects import power
 from zoo.audio.augment.rooms import SyntheticNoise, synthesize_rirs
@@ -15,14 +16,6 @@ RATE = 16000
 CHEAP = ("noise", "reverb", "clipping", "lowpass", "packet_loss")
 NOISES = SyntheticNoise(6, RATE, seconds=0.5)
 RIRS = synthesize_rirs(3, RATE)
-
-
-def white(samples, seed=0, peak=0.5):
-    return np.random.default_rng(seed).uniform(-peak, peak, samples).astype(np.float32)
-
-
-def with_ranges(steps, **ranges):
-    return Degrader(steps, ranges=DegradationRanges(**ranges))
 
 
 def run(degrader, clean, seed=0, noises=NOISES, rirs=RIRS, rate=RATE):
@@ -64,7 +57,8 @@ def test_snr_equals_its_detail(seed, samples):
 @pytest.mark.parametrize("step", [*CHEAP, "codec"])
 def test_each_step_changes_the_signal_and_leaves_it_in_place(step):
     clean = white(RATE)
-    degraded = run(with_ranges([step], codecs={"mp3": [16], "vorbis": [0], "alaw": [8000]}), clean, seed=1)
+    ranges = DegradationRanges(codecs={"mp3": [16], "vorbis": [0], "alaw": [8000]})
+    degraded = run(Degrader([step], ranges=ranges), clean, seed=1)
     assert degraded.details["steps"] == [step]
     assert lag_and_likeness(degraded.audio, clean)[0] == 0
     assert np.abs(degraded.audio - clean).max() > 1e-3

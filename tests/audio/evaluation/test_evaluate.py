@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.harness import forked, good
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.evaluation import evaluate as evaluation
 from zoo.audio.evaluation.evaluate import Settings, evaluate
@@ -140,3 +141,22 @@ def test_bad_files_are_named(tmp_path):
     assert "3 of 12 rows failed" in (output / "report.md").read_text()
     files.write(broken / "s0" / "0.wav", VOICES.utterance(0), RATE)
     assert len(failed_rows(run(paths, output).rows)) == 2
+
+
+def test_the_command_reports_failed_rows_and_wrong_calls(tmp_path):
+    trees(tmp_path, 2)
+    folders = ("--clean", "clean", "--degraded", "degraded", "--output", "out")
+    common = ("evaluate", "miipher", *folders, "--sample_rate", RATE)
+    named = ("--restored.ours", "restored", "--restored.theirs", "degraded")
+    result = good(forked(*common, *named, cwd=tmp_path))
+    assert "| ours | 2 |" in result.stdout and "| theirs | 2 |" in result.stdout and "pesq_wb" in result.stdout
+    (tmp_path / "restored" / "s1" / "1.wav").write_bytes(b"RIFF")
+    result = forked(*common, "--restored", "restored", cwd=tmp_path)
+    assert result.returncode == 1 and "restored/s1/1: AudioFileError" in result.stdout
+    assert "restored,failed,AudioFileError" in (tmp_path / "out" / "per_file.csv").read_text()
+    for options, message in (
+        (("--restored", "nowhere"), "nowhere: no such folder"),
+        (("--restored", "restored", "--models.asr_model", "x"), "--models.asr_model and --texts belong together"),
+    ):
+        result = forked(*common, *options, cwd=tmp_path)
+        assert result.returncode in (1, 2) and message in result.stderr and "Traceback" not in result.stderr

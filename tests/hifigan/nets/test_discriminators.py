@@ -9,13 +9,6 @@ import torch.nn.functional as F
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator, SpectralNorm
 
 
-def test_published_sizes():
-    with torch.device("meta"):
-        mpd, msd = MultiPeriodDiscriminator(), MultiScaleDiscriminator()
-    assert sum(p.numel() for p in mpd.parameters()) == 41_105_770
-    assert sum(p.numel() for p in msd.parameters()) == 29_618_821
-
-
 def test_waveform_is_folded_in_rows_of_a_period():
     mpd = MultiPeriodDiscriminator(periods=(3,), channel_mult=1 / 16).eval()
     conv = mpd.discriminators[0].convs[0]

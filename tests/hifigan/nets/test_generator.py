@@ -32,10 +32,7 @@ def rates(factors, kernels):
         ({"initial_channels": 128}, 256, 13, 928_514, 234),
         (V3, 256, 11, 1_464_322, 69),
         (rates((7, 7, 3, 3), (15, 15, 7, 7)), 441, 15, None, 234),
-        (rates((8, 5, 4, 3), (16, 11, 8, 7)), 480, 14, None, 234),
-        (rates((5, 4, 4, 3, 2), (11, 8, 8, 7, 4)), 480, 20, None, 291),
         (rates((5, 4, 4, 2, 2), (11, 8, 8, 4, 4)), 320, 21, None, 291),
-        (rates((7, 7, 3, 3, 2), (15, 15, 7, 7, 4)), 882, 15, None, 291),
         (rates((8, 5, 4, 3, 2), (16, 11, 8, 7, 4)), 960, 14, None, 291),
     ],
 )
@@ -108,22 +105,6 @@ def test_windows_with_context_join_without_seams(net, output_padding):
         end = generator(x[..., 55 - context :])[..., context * HOP :]
     torch.testing.assert_close(middle, full[..., 50 * HOP : 55 * HOP], atol=1e-12, rtol=0)
     torch.testing.assert_close(end, full[..., 55 * HOP :], atol=1e-12, rtol=0)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_export_agrees_with_torch_at_any_batch_and_length(tmp_path):
-    pytest.importorskip("onnxscript")
-    onnxruntime = pytest.importorskip("onnxruntime")
-    torch.manual_seed(0)
-    generator = Generator(**SMALL)
-    keys = list(generator.state_dict())
-    assert write_onnx(Vocoder(generator, None, 8000).onnx_graph(), tmp_path / "generator.onnx") < 1e-6
-    assert list(generator.state_dict()) == keys
-    assert [path.name for path in tmp_path.iterdir()] == ["generator.onnx"]
-    session = onnxruntime.InferenceSession(tmp_path / "generator.onnx", providers=["CPUExecutionProvider"])
-    x = torch.randn(4, 4, 51)
-    (audio,) = session.run(None, {"frames": x.numpy()})
-    torch.testing.assert_close(torch.from_numpy(audio), generator(x).detach(), atol=1e-6, rtol=0)
 
 
 def test_missing_extra_is_named(tmp_path, monkeypatch):

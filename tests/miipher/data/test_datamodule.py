@@ -119,13 +119,6 @@ def write_clips(root: Path, *names: str, samples: int = 8000) -> None:
         files.write(root / f"{name}.wav", np.full(samples, 0.1, np.float32), 16000)
 
 
-@pytest.mark.parametrize("folder", ["wavs/", ""])
-def test_degraded_versions_lie_in_the_tree_of_the_root_or_flat(tmp_path: Path, folder: str) -> None:
-    write_clips(tmp_path / "clean", "wavs/1", "wavs/2", "wavs/3")
-    write_clips(tmp_path / "degraded", f"{folder}1", f"{folder}2", f"{folder}3", "more/4")
-    assert len(ready(root=tmp_path / "clean", degraded=str(tmp_path / "degraded")).train_set) == 2
-
-
 def test_copies_of_a_recording_stay_on_one_side(tmp_path: Path) -> None:
     names = [f"{recording}_{copy}" for recording in "abc" for copy in range(3)]
     for tree in ("clean", "degraded"):
