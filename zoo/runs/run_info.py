@@ -85,13 +85,12 @@ def is_run(folder: Path) -> bool:
 def find_runs(root: Path) -> Iterator[Path]:
     """Find run folders below a folder, in no order, without those within a run, in hidden folders or behind links.
 
-    A checkpoint alone makes no run of the root itself, which holds runs.
+    A checkpoint alone makes no run of the root itself.
     """
     for folder, folders, names in os.walk(root):
-        has_record = CONFIG_NAME in names or CSV_NAME in names
-        if has_record or any(name.endswith(".ckpt") for name in names):
-            if has_record or Path(folder) != root:
-                folders.clear()
+        has_checkpoint = any(name.endswith(".ckpt") for name in names) and Path(folder) != root
+        if has_checkpoint or CONFIG_NAME in names or CSV_NAME in names:
+            folders.clear()
             yield Path(folder)
         folders[:] = [name for name in folders if not name.startswith(".")]
 
