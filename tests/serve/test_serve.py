@@ -194,7 +194,7 @@ def test_full_queue_and_slow_computation_are_refused(
         time.sleep(0.3)
         more = [pool.submit(client.post, "/predict", json={"text": "b"}) for _ in range(5)]
         codes = sorted(each.result().status_code for each in [*waiting, *more])
-        assert client.post("/predict", json={"text": "c"}).status_code == 504  # nobody waits any more
+        assert client.post("/predict", json={"text": "c"}).status_code == 504
         model.go.set()
     assert codes.count(429) >= 1 and codes.count(504) == len(codes) - codes.count(429)
     time.sleep(0.3)

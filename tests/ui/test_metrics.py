@@ -47,7 +47,7 @@ def test_a_file_of_other_columns_may_have_the_number_of_the_one_before(tmp_path:
     assert reader.read(tmp_path)["b"][0] == ((1.0, 6.0), (2.0, 8.0))
 
 
-def test_what_diverged_and_a_validation_before_step_1_are_told_apart(tmp_path: Path) -> None:
+def test_diverged_metrics_are_named_and_a_validation_before_step_1_is_left_out(tmp_path: Path) -> None:
     reader = MetricsReader()
     append(tmp_path, "step,epoch,train/loss,val/loss\n", "0,,,9\n", "0,0,1,\n", "1,0,nan,\n", "2,0,inf,4\n")
     curves = reader.read(tmp_path)
