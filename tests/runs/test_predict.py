@@ -16,7 +16,7 @@ import torch
 
 import zoo
 from tests.harness import SERVER
-from zoo.common.locks import lock_part
+from zoo.common.locks import lock_folder
 from zoo.runs.inference.base import Inference
 from zoo.runs.inference.predict import InputFile, list_input_files, predict_files
 
@@ -238,8 +238,8 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
 
 def test_a_part_has_one_process(tmp_path: Path) -> None:
     inputs, output = write_numbered(tmp_path / "in", 4), tmp_path / "out"
-    with lock_part(output, "rank0-of-2"):
-        with pytest.raises(ValueError, match="another process writes this part"):
+    with lock_folder(output, "predict", part="rank0-of-2"):
+        with pytest.raises(ValueError, match="is being written by `zoo predict`"):
             predict(inputs, output, rank=0, world_size=2)
         assert predict(inputs, output, rank=1, world_size=2)["done"] == 2
     assert predict(inputs, output, rank=0, world_size=2)["done"] == 2

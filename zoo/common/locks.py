@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from zoo.common.atomic_files import LOCK_NAME
 from zoo.common.environment import process_rank
 
-LOCK_INFO_NAME = ".zoo.lock.txt"
+LOCK_INFO_NAME = f"{LOCK_NAME}.txt"  # who holds the lock
 # Lightning sets only these for the processes that it starts itself.
 _LOCAL_RANKS = ("LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
 
@@ -30,15 +30,16 @@ def is_rank_zero() -> bool:
 
 
 @contextlib.contextmanager
-def lock_folder(folder: Path, command: str, timeout_seconds: float = 1.0) -> Iterator[None]:
+def lock_folder(folder: Path, command: str, timeout_seconds: float = 1.0, part: str = "") -> Iterator[None]:
     """Keep other commands from writing into a folder until the block ends; ranks but the first lock nothing.
 
     Args:
         folder: made when missing, and removed again when nothing was written.
         command: that writes, for the message of those that are refused.
         timeout_seconds: to wait for one that writes there; then ValueError names it.
+        part: of the folder, which this process alone writes, whatever its rank; others may write theirs.
     """
-    if not is_rank_zero():
+    if not part and not is_rank_zero():
         yield
         return
     from filelock import FileLock, Timeout  # help and messages answer without it
@@ -47,7 +48,8 @@ def lock_folder(folder: Path, command: str, timeout_seconds: float = 1.0) -> Ite
         raise ValueError(f"{folder} is a file; name a folder")
     created = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    lock, info = FileLock(folder / LOCK_NAME, timeout=timeout_seconds), folder / LOCK_INFO_NAME
+    path = folder / f"{LOCK_NAME}.{part}" if part else folder / LOCK_NAME
+    lock, info = FileLock(path, timeout=timeout_seconds), path.with_name(f"{path.name}.txt")
     try:
         lock.acquire()
     except Timeout as error:
@@ -62,32 +64,12 @@ def lock_folder(folder: Path, command: str, timeout_seconds: float = 1.0) -> Ite
         yield
     finally:
         # while it is locked: one who waits for it finds that its file is gone, and makes a new one
-        for path in (info, folder / LOCK_NAME):
-            delete_held_lock(path)
+        for held in (info, path):
+            delete_held_lock(held)
         lock.release()
         with contextlib.suppress(OSError):  # the first that holds something ends it
-            for path in created:
-                path.rmdir()
-
-
-@contextlib.contextmanager
-def lock_part(folder: Path, part: str) -> Iterator[None]:
-    """Keep other processes from writing the same part of a folder until the block ends; ValueError for a second one."""
-    from filelock import FileLock, Timeout
-
-    path = folder / f"{LOCK_NAME}.{part}"
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path, timeout=1.0)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        message = f"another process writes this part ({part}) of {folder}: wait for it or stop it"
-        raise ValueError(message) from error
-    try:
-        yield
-    finally:
-        delete_held_lock(path)
-        lock.release()
+            for each in created:
+                each.rmdir()
 
 
 def delete_held_lock(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import stat
 import threading
@@ -96,7 +97,7 @@ class RunIndex:
         row = RunRow(name, info, info.state, None, read_label(folder), path_size(folder))
         record = read_record(folder)
         changed = {file: time for file, time, _ in times}
-        if record and record.exit_code is not None and changed.get(LOG_NAME, 0) > changed[PROCESS_NAME]:
+        if record and record.exit_code is not None and changed.get(LOG_NAME, 0) > changed.get(PROCESS_NAME, math.inf):
             record = None  # a command that the page did not start has trained since
         return _CachedRun(times, record, row)
 

@@ -26,7 +26,7 @@ from zoo import __version__
 from zoo.common.atomic_files import TEMPORARY_MARK, delete_path
 from zoo.common.environment import peak_memory_bytes, verbosity
 from zoo.common.journal import Journal, begin_output, format_error
-from zoo.common.locks import lock_part
+from zoo.common.locks import lock_folder
 from zoo.common.reports import Row, write_report
 from zoo.runs.checkpoints import file_digest
 from zoo.runs.inference.base import Inference
@@ -113,11 +113,11 @@ def predict_files(
         precision: 32-true, bf16-mixed or 16-mixed.
 
     Returns:
-        Counts and times of this process, see `Results.finish`. Errors are those of `lock_part`, `open_results` and
+        Counts and times of this process, see `Results.finish`. Errors are those of `lock_folder`, `open_results` and
         `process`.
     """
     share, part = files[rank::world_size], f"rank{rank}-of-{world_size}"
-    with lock_part(output, part), torch.inference_mode(), autocast(inference.device, precision):
+    with lock_folder(output, "predict", part=part), torch.inference_mode(), autocast(inference.device, precision):
         results = open_results(output, settings, part, overwrite)
         for file in track(share, "predict", disable=not share or rank > 0 or verbosity() == "quiet"):
             results.process(inference, file)

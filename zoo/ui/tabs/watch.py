@@ -191,13 +191,6 @@ async def request_limit(info: RunInfo) -> list[str] | None:
         key, unit, limit = "max_epochs", "epoch", epochs
     if not limit:
         return []
-    with ui.dialog() as dialog, ui.card().classes("zoo-ask"):
-        Heading("Train further")
-        ui.label(f"The run has finished at step {info.step} in epoch {info.epoch}; its limit is {unit} {limit}.")
-        number = ui.number(f"Train up to {unit}", value=2 * limit, precision=0).props("outlined dense")
-        with ui.row().classes("zoo-buttons"):
-            ui.button("Cancel", on_click=lambda: dialog.submit(None)).props("outline no-caps")
-            ui.button("Resume", on_click=lambda: submit()).props("no-caps")
 
     def submit() -> None:
         if number.value and number.value > limit:
@@ -205,6 +198,13 @@ async def request_limit(info: RunInfo) -> list[str] | None:
         else:
             number.error = f"expected a number above {limit}"
 
+    with ui.dialog() as dialog, ui.card().classes("zoo-ask"):
+        Heading("Train further")
+        ui.label(f"The run has finished at step {info.step} in epoch {info.epoch}; its limit is {unit} {limit}.")
+        number = ui.number(f"Train up to {unit}", value=2 * limit, precision=0).props("outlined dense")
+        with ui.row().classes("zoo-buttons"):
+            ui.button("Cancel", on_click=lambda: dialog.submit(None)).props("outline no-caps")
+            ui.button("Resume", on_click=submit).props("no-caps")
     dialog.props["aria-label"] = "Train further"
     value = await dialog
     dialog.delete()
