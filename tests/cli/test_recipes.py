@@ -225,6 +225,8 @@ def test_a_run_is_started_continued_and_never_overwritten(tmp_path: Path, capsys
     assert [newest(folder).name for folder in (run, other)] == ["step_00000010.ckpt", "step_00000007.ckpt"]
     assert main([*args[:-2], f"--trainer.default_root_dir={run}"]) == 1
     assert "already holds a run" in capsys.readouterr().err
+    assert main([*args[:-2], f"--trainer.default_root_dir={run.parent}"]) == 1
+    assert "holds other runs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,16 @@ def test_second_call_computes_changes(
     assert predict(inputs.rename(tmp_path / "moved"), output)["skipped"] == 3
 
 
+def test_result_of_another_input_is_kept(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    predict(write_inputs(tmp_path / "one", a="ab", b="same"), output)
+    others = write_inputs(tmp_path / "two", a="cd", b="same")
+    with pytest.raises(ValueError, match="a.out is the result of"):
+        predict(others, output)
+    assert (output / "a.out").read_text() == "ba"
+    assert predict(others, output, overwrite=True)["done"] == 2
+
+
 def test_changed_input_that_fails_leaves_no_old_result(tmp_path: Path) -> None:
     inputs, output = write_inputs(tmp_path / "in", a="ab"), tmp_path / "out"
     predict(inputs, output)

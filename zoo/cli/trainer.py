@@ -38,7 +38,7 @@ from zoo.runs.hub.models import is_hub_name, pin_revisions
 from zoo.runs.init_from import init_from
 from zoo.runs.metrics_csv import MetricsCSV
 from zoo.runs.model_description import describe_model
-from zoo.runs.run_info import RECIPE_MARK, describe_config_changes, read_recipe_name
+from zoo.runs.run_info import RECIPE_MARK, describe_config_changes, find_runs, read_recipe_name
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints, is_fast_dev_run
 from zoo.training.callbacks.checkpoint_contents import CheckpointContents, check_checkpoint
 from zoo.training.callbacks.loggers import LoggerName, RunInfoLogger, WandbSettings, make_loggers
@@ -120,6 +120,9 @@ def choose_run_folder(command: str, config: Mapping[str, Any], recipe: str) -> t
             f"{folder} already holds a run: resume it by --ckpt_path {folder}, "
             "or choose another trainer.default_root_dir"
         )
+    inner = next(find_runs(folder), folder)
+    if inner != folder:
+        raise ValueError(f"{folder} holds other runs ({inner}): trainer.default_root_dir is the folder of one run alone")
     return checkpoint, folder
 
 

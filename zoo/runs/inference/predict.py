@@ -119,6 +119,7 @@ def predict_files(
     share, part = files[rank::world_size], f"rank{rank}-of-{world_size}"
     with lock_folder(output, "predict", part=part), torch.inference_mode(), autocast(inference.device, precision):
         results = open_results(output, settings, part, overwrite)
+        results.refuse_other_inputs(share)
         for file in track(share, "predict", disable=not share or rank > 0 or verbosity() == "quiet"):
             results.process(inference, file)
     return {**results.finish(files), "peak_memory_gib": round(peak_memory_bytes(inference.device) / 2**30, 3)}
@@ -132,6 +133,19 @@ class Results:
         self.processed: list[Row] = []
         self.skipped = 0
         self._journal = Journal(part_path(output, part))
+
+    def refuse_other_inputs(self, files: Sequence[InputFile]) -> None:
+        """Raise ValueError when a file would replace the result of another file that still exists."""
+        for file in files:
+            row = self.rows.get(file.target)
+            if self.overwrite or row is None or row["status"] != "done" or row["source"] == file.source:
+                continue
+            both = (Path(row["source"]), self.output / file.target)
+            if all(path.exists() for path in both) and not self.is_done(file):
+                raise ValueError(
+                    f"{self.output / file.target} is the result of {row['source']}, not of {file.source}; "
+                    "name another output, or use --overwrite true"
+                )
 
     def process(self, inference: Inference, file: InputFile) -> None:
         """Compute a file unless it is finished, and record the outcome.
