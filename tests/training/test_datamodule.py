@@ -1,67 +1,22 @@
-from functools import partial
 from pathlib import Path
 
-import lightning as L
 import numpy as np
 import pytest
-import torch
-from torch.utils.data import IterableDataset
-from toy_system.data import PairData, Pairs
-from toy_system.nets import Gain
-from toy_system.task import GainTask
+from torch.utils.data import ChainDataset
+from toy_system.data import PairData
 
 from tests.harness import REPOSITORY, TOY, TOY_FIT
-from tests.training.callbacks.parts import make_trainer
 from zoo.cli.main import main
 from zoo.cli.trainer import ZooCLI
-from zoo.training.callbacks.checkpoint import Checkpoints
 from zoo.training.datamodule import ZooDataModule
 from zoo.training.resume import BucketBatchSampler
 
 
-class Stream(IterableDataset):
-    def __init__(self, items):
-        self.items = items
-
-    def __iter__(self):
-        return iter(self.items)
-
-
-class PositionedStream(Stream):
-    def resume_at(self, epoch: int, batch: int) -> None:
-        self.position = (epoch, batch)
-
-
-def test_stream_needs_a_position() -> None:
+def test_streams_are_refused() -> None:
     data = ZooDataModule(batch_size=2)
-    data.train_set = Stream(range(10))
-    with pytest.raises(ValueError, match="resume_at"):
+    data.train_set = ChainDataset([])
+    with pytest.raises(ValueError, match="ChainDataset"):
         data.train_dataloader()
-    data.train_set = PositionedStream(range(10))
-    data.load_state_dict({"epoch": 2, "batch": 5})
-    assert len(list(data.train_dataloader())) == 5
-    assert data.train_set.position == (2, 5)
-
-
-class StreamData(PairData):
-    def setup(self, stage: str) -> None:
-        super().setup(stage)
-        self.train_set = PositionedStream([Pairs(6, 0)[item] for item in range(6)])
-
-
-def test_position_at_the_end_of_a_streams_epoch_is_the_next_one(tmp_path: Path) -> None:
-    positions = []
-
-    class Positions(L.Callback):
-        def on_save_checkpoint(self, trainer, pl_module, checkpoint):
-            state = trainer.datamodule.state_dict()
-            positions.append((trainer.global_step, state["epoch"], state["batch"]))
-
-    task = GainTask(Gain(), partial(torch.optim.SGD, lr=0.01))
-    saving = Checkpoints(every_n_steps=1), Positions()
-    trainer = make_trainer(*saving, default_root_dir=tmp_path, enable_checkpointing=True, max_steps=5)
-    trainer.fit(task, StreamData(batch_size=2))
-    assert positions == [(1, 0, 1), (2, 0, 2), (3, 1, 0), (4, 1, 1), (5, 1, 2)]
 
 
 def test_lengths_choose_buckets() -> None:

@@ -23,7 +23,7 @@ class ZooDataModule(L.LightningDataModule):
     """Base of all datamodules: resumable training batches, sliced evaluation, workers that ignore stop signals.
 
     In `setup` a subclass sets `train_set` (indexed by (epoch, index) keys), `val_set` and, if it has one, `test_set`
-    (indexed by a number). An IterableDataset as `train_set` needs `resume_at(epoch, batch)`, else it is refused.
+    (indexed by a number). A stream (IterableDataset) is refused.
 
     A subclass may also set `lengths` (one number per training item, in any unit), so that batches hold items of similar
     length, and `file_facts` (names and sizes of the training files, plain values or arrays), so that a resume notices
@@ -76,15 +76,6 @@ class ZooDataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Build the loader of resumable training batches."""
-        if isinstance(self.train_set, IterableDataset):
-            resume_at = getattr(self.train_set, "resume_at", None)
-            if resume_at is None:
-                raise ValueError(
-                    f"{type(self.train_set).__name__} is a stream that cannot be positioned, so a resume would repeat "
-                    "data: give it resume_at(epoch, batch), or use an indexed dataset"
-                )
-            resume_at(*self._position)
-            return self.loader(self.train_set, batch_size=self.batch_size, drop_last=self.drop_last)
         batches = self.train_batches(*self._rank_and_world())
         batches.resume_at(*self._position)
         if self.longest_first:
@@ -93,6 +84,9 @@ class ZooDataModule(L.LightningDataModule):
 
     def train_batches(self, rank: int, world: int) -> ResumableBatchSampler:
         """Build a process's training batches: by length where `lengths` is set, at random otherwise."""
+        if isinstance(self.train_set, IterableDataset):
+            name = type(self.train_set).__name__
+            raise ValueError(f"{name} is a stream, which no resume can position: use an indexed dataset")
         size = len(self.train_set)  # type: ignore[arg-type]
         if self.lengths is None:
             return ResumableBatchSampler(size, self.batch_size, self.seed, rank, world, self.drop_last)
@@ -126,8 +120,7 @@ class ZooDataModule(L.LightningDataModule):
         trainer: Any = self.trainer
         loop = trainer.fit_loop
         done = loop.epoch_loop.batch_progress.current.processed
-        is_stream_over = isinstance(self.train_set, IterableDataset) and loop.epoch_loop.batch_progress.is_last_batch
-        full = done >= trainer.num_training_batches or is_stream_over
+        full = done >= trainer.num_training_batches
         position = {"epoch": loop.epoch_progress.current.processed + int(full), "batch": 0 if full else done}
         return position | {"circumstances": self._data_facts()}
 
@@ -145,7 +138,7 @@ class ZooDataModule(L.LightningDataModule):
         """Return what decides, besides weights and hyper-parameters, what each step sees and how it computes."""
         assert self.trainer is not None
         if self._set_facts is None:
-            items = None if isinstance(self.train_set, IterableDataset) else len(self.train_set)  # type: ignore[arg-type]
+            items = len(self.train_set)  # type: ignore[arg-type]
             digest = hashlib.blake2b(digest_size=16)
             for value in (self.lengths, *self.file_facts):
                 is_array = isinstance(value, np.ndarray)

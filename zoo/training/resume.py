@@ -15,8 +15,6 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
-from zoo.common.checks import check_at_least
-
 Key = tuple[int, int]  # (epoch, index): what a training dataset is asked for
 
 
@@ -94,8 +92,9 @@ class BucketBatchSampler(ResumableBatchSampler):
 
     Args:
         lengths: of the items (N,), in any unit; may be memory-mapped.
-        pool_batches: global batches in a pool; more of them mean less padding and less random batches.
     """
+
+    pool_batches = 50  # global batches in a pool; more of them mean less padding and less random batches
 
     def __init__(
         self,
@@ -105,12 +104,9 @@ class BucketBatchSampler(ResumableBatchSampler):
         rank: int = 0,
         world: int = 1,
         drop_last: bool = True,
-        pool_batches: int = 50,
     ) -> None:
         super().__init__(len(lengths), batch_size, seed, rank, world, drop_last)
-        check_at_least(1, pool_batches=pool_batches)
         self.lengths = np.asarray(lengths)
-        self.pool_batches = pool_batches
         self._longest_first = False
 
     def epoch_order(self, epoch: int) -> np.ndarray:

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from zoo.common.registry import constructor_annotations, get_class
+from zoo.training.callbacks import media
 from zoo.training.optimizers import LrScaling, set_total_steps, short_window_factor, use_fused_adam
 from zoo.training.strategies.sharding import is_sharded
 
@@ -188,7 +189,7 @@ class ZooTask(L.LightningModule):
 
     def write_media(self, kind: str, name: str, *content: Any) -> None:
         """Write a sample by `zoo.training.callbacks.media.log_<kind>`, with its arguments."""
-        self.sample_settings.write(self, kind, name, *content)
+        getattr(media, f"log_{kind}")(self, name, *content)
 
     def setup(self, stage: str) -> None:
         """Configure DDP."""

@@ -62,17 +62,13 @@ def log_image(task: L.LightningModule, name: str, image: Tensor | np.ndarray) ->
 
 def log_figure(task: L.LightningModule, name: str, figure: Figure) -> None:
     """Write and log a matplotlib figure as a picture."""
-    if media_dir(task) is not None:
-        log_image(task, name, figure_to_image(figure))
-
-
-def figure_to_image(figure: Figure) -> np.ndarray:
-    """Render a matplotlib figure without pyplot; returns (H, W, 3), uint8."""
+    if media_dir(task) is None:
+        return
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+    log_image(task, name, np.asarray(canvas.buffer_rgba())[..., :3])
 
 
 def log_matrices(task: L.LightningModule, name: str, matrices: Mapping[str, Tensor | np.ndarray]) -> None:

@@ -75,10 +75,6 @@ class Samples(L.Callback):
             with gather_weights(trainer):
                 self.run_isolated(lambda: log_samples(batches, is_last_validation(trainer)))
 
-    def write(self, task: L.LightningModule, kind: str, name: str, *content: Any) -> None:
-        """Write a sample by `zoo.training.callbacks.media.log_<kind>`."""
-        getattr(media, f"log_{kind}")(task, name, *content)
-
     def run_isolated(self, function: Callable[[], object]) -> None:
         """Call a function that samples, with separate random numbers; an error is reported once and stops nothing."""
         state = capture_rng()

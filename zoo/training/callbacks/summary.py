@@ -14,7 +14,6 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.accelerators import CPUAccelerator
-from torch.utils.data import IterableDataset
 
 from zoo.common.environment import describe_device
 from zoo.common.registry import allowed_packages, public_name
@@ -85,12 +84,9 @@ def _count_parameters(module: L.LightningModule) -> str:
 
 def _count_items(data: ZooDataModule, world_size: int) -> str:
     """Return `1,600 items to train on, 100 batches an epoch, 197 to validate`."""
-    if isinstance(data.train_set, IterableDataset):
-        texts = ["a stream to train on"]
-    else:
-        batches = len(data.train_batches(0, world_size))
-        texts = [f"{len(data.train_set):,} items to train on, {batches:,} batches an epoch"]  # type: ignore[arg-type]
-    with contextlib.suppress(AttributeError, TypeError):  # there may be none, or a stream
+    batches = len(data.train_batches(0, world_size))
+    texts = [f"{len(data.train_set):,} items to train on, {batches:,} batches an epoch"]  # type: ignore[arg-type]
+    with contextlib.suppress(AttributeError, TypeError):  # there may be none
         texts.append(f"{len(data.val_set):,} to validate")  # type: ignore[arg-type]
     return ", ".join(texts)
 
