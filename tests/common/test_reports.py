@@ -18,11 +18,11 @@ def test_suffix_decides_the_format(tmp_path):
         "a.png": figure,
         "b.png": None,
     }
-    write_report(tmp_path / "new", files, indent=2)
+    write_report(tmp_path / "new", files)
     contents = {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()}
     assert contents.keys() == files.keys() - {"b.png"}
     assert contents["a.csv"] == b'name,value\n"x, y",0.3333333\n,nan\n'
-    assert contents["a.json"].decode() == '{\n  "ü": [\n    1.0,\n    [\n      null,\n      null\n    ]\n  ]\n}'
+    assert contents["a.json"].decode() == '{\n "ü": [\n  1.0,\n  [\n   null,\n   null\n  ]\n ]\n}'
     assert contents["a.jsonl"].decode() == '{"é": 1}\n{}\n'
     assert contents["a.md"].decode() == "# Ü\n"
     assert np.load(tmp_path / "new" / "a.npy").tolist() == [0, 1, 2]

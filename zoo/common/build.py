@@ -42,11 +42,11 @@ def build(spec: Any, slot: Any = object) -> Any:
     return [build(value, slot) for value in spec] if isinstance(spec, list | tuple) else spec
 
 
-def build_with_weights(spec: Mapping[str, Any], state: Mapping[str, Tensor], source: str, slot: Any = object) -> Any:
+def build_with_weights(spec: Mapping[str, Any], state: Mapping[str, Tensor], source: str) -> Any:
     """Build a net and load all of its weights; arguments and errors as those of `build` and `check_state_dict`."""
     with torch.device("meta"):
-        check_state_dict(build(spec, slot), state, source, f"a whole {str(spec['class_path']).rpartition('.')[2]}")
-    net = build(spec, slot)
+        check_state_dict(build(spec), state, source, f"a whole {str(spec['class_path']).rpartition('.')[2]}")
+    net = build(spec)
     net.load_state_dict(state)
     return net
 

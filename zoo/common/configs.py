@@ -150,10 +150,7 @@ def merge(before: Any, after: Any) -> Any:
     if not isinstance(after, Mapping):
         return after
     old = before if isinstance(before, Mapping) else {}
-    if any(
-        kind in after and not _is_same_class(str(old.get(kind)), str(after[kind]))
-        for kind in ("class_path", "model_type")
-    ):
+    if any(kind in after and not _is_same_class(str(old.get(kind)), str(after[kind])) for kind in CLASS_KEYS):
         old = {}
     merged = {} if old.keys() <= after.keys() else dict(old)  # the order of the later one where it names all keys
     for key, value in after.items():

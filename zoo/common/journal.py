@@ -18,17 +18,16 @@ class Journal:
     """Rows in a file of JSON lines, each added at once, so that a kill tears no more than the last one.
 
     Args:
-        path: the file; its folder is made when missing.
-        key: what identifies a row in it; of several rows with one key the last counts.
+        path: the file; its folder is made when missing. Of several rows with one `key` the last counts.
     """
 
-    def __init__(self, path: Path, key: str = "key") -> None:
-        self.path, self.key = path, key
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.rows: dict[str, Row] = {}  # those that `open` kept and `add` added
 
     def open(self, keys: Set[str] | None = None) -> dict[str, Row]:
         """Take up the rows of earlier calls by key: all, or those of `keys` with the `status` "done"; drop others."""
-        rows = {row[self.key]: row for row in self.read() if isinstance(row, dict) and self.key in row}
+        rows = {row["key"]: row for row in self.read() if isinstance(row, dict) and "key" in row}
         if keys is not None:
             rows = {key: row for key, row in rows.items() if key in keys and row["status"] == "done"}
         self.rows = rows
@@ -37,7 +36,7 @@ class Journal:
 
     def add(self, row: Row) -> None:
         """Add a row to the file at once."""
-        self.rows[row[self.key]] = row
+        self.rows[row["key"]] = row
         self.append(row)
 
     def close(self, keys: Iterable[str]) -> list[Row]:

@@ -31,7 +31,7 @@ GRID_COLUMNS = 3
 Row = dict[str, Any]
 
 
-def write_report(output: Path, files: Mapping[str, Any], indent: int = 1) -> None:
+def write_report(output: Path, files: Mapping[str, Any]) -> None:
     """Write the files of a report below a folder, each atomically.
 
     The suffix of a name tells what its content is: `.csv` columns and rows, see `csv_table`; `.json` values, in which
@@ -41,16 +41,16 @@ def write_report(output: Path, files: Mapping[str, Any], indent: int = 1) -> Non
         if content is not None and name.endswith(".png"):
             write_figure(output / name, content)
         elif content is not None:
-            data = _encode(Path(name).suffix, content, indent)
+            data = _encode(Path(name).suffix, content)
             write_atomic(output / name, lambda file, data=data: file.write(data))  # type: ignore[misc]
 
 
-def _encode(suffix: str, content: Any, indent: int) -> bytes:
+def _encode(suffix: str, content: Any) -> bytes:
     if suffix == ".csv":
         return csv_table(*content)
     if suffix == ".json":
         values = replace_non_finite(content)
-        return json.dumps(values, indent=indent, ensure_ascii=False, allow_nan=False).encode()
+        return json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False).encode()
     if suffix == ".jsonl":
         return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in content).encode()
     if suffix == ".npy":

@@ -11,8 +11,6 @@ from zoo.common.registry import allowed_packages
 
 PACKAGE = Path(__file__).parents[1]
 OVERRIDES = "trainer"  # settings that recipes share, named like a system
-# Packages of the zoo that serve every system.
-SHARED = ("audio", "cli", "common", "convert", "runs", "training", "ui")
 
 
 class System(NamedTuple):
@@ -35,7 +33,7 @@ def recipe_root() -> Path:
 
 def list_systems() -> list[System]:
     """List the zoo's systems by name, then the user's own packages (`--allow-import`) with a converter or `configs`."""
-    folders = [path.parent for path in sorted(PACKAGE.glob("*/__init__.py")) if path.parent.name not in SHARED]
+    folders = [path.parent for path in sorted(PACKAGE.glob("*/__init__.py"))]
     packages = [(f"zoo.{folder.name}", folder, recipe_root() / folder.name) for folder in folders]
     packages += [(name, _package_folder(name), _package_folder(name) / "configs") for name in allowed_packages()]
     return [_read_system(*package) for package in packages if package[2].is_dir() or _has_converter(package[1])]

@@ -224,16 +224,15 @@ def write_synthetic_corpus(
     folder: str | os.PathLike[str],
     utterances: int,
     sample_rate: int = 22050,
-    seed: int = 0,
-    speakers: int = 4,
     seconds: tuple[float, float] = (1.5, 4.0),
 ) -> list[Path]:
     """Write utterances in the layout of LJSpeech: `wavs/<id>.wav` (16 bit) and `metadata.csv` (`id|text|text`)."""
-    corpus = SyntheticSpeech(sample_rate, speakers, seed, seconds)
+    corpus = SyntheticSpeech(sample_rate, seconds=seconds)
     paths, lines, folder = [], [], Path(folder)
     for index in range(utterances):
-        name = f"SP{index % speakers + 1:03d}-{index + 1:04d}"
-        text = f"Utterance {index + 1} of speaker {index % speakers + 1}."
+        speaker = index % corpus.speakers + 1
+        name = f"SP{speaker:03d}-{index + 1:04d}"
+        text = f"Utterance {index + 1} of speaker {speaker}."
         paths.append(folder / "wavs" / f"{name}.wav")
         lines.append(f"{name}|{text}|{text}\n")
         files.write(paths[-1], corpus.utterance(index), sample_rate)

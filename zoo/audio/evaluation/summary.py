@@ -113,7 +113,7 @@ def write_tables(
         "summary.json": content,
         "report.md": "\n".join([*report, ""]),
     }
-    write_report(output, tables, indent=2)
+    write_report(output, tables)
 
 
 def summary_table(summary: Sequence[Mapping[str, Any]], kind: str = "mean") -> str:

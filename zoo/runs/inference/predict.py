@@ -184,7 +184,7 @@ class Results:
         missing = sum(rows.get(file.target, {}).get("status") not in ("done", "failed") for file in files)
         if not missing:
             Journal(self.output / MANIFEST_NAME).write(rows[target] for target in sorted(rows))
-            write_report(self.output, {SUMMARY_NAME: summarize(list(rows.values()))}, indent=2)
+            write_report(self.output, {SUMMARY_NAME: summarize(list(rows.values()))})
             for path in parts:
                 path.unlink(missing_ok=True)  # another process may end at this moment, too
         return summarize(self.processed, skipped=self.skipped) | ({"missing": missing} if missing else {})
