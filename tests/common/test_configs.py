@@ -28,6 +28,10 @@ def test_a_mapping_that_names_all_keys_gives_their_order() -> None:
     assert list(merge(before, {"image": 2.0}).items()) == [("image", 2.0), ("text", 3.0)]
 
 
+def test_an_addition_of_nothing_adds_nothing() -> None:
+    assert merge({"callbacks": ["a"]}, {"callbacks+": None}) == {"callbacks": ["a"]}
+
+
 def test_variables_of_the_zoo_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZOO_X", "there")
     config = write_config(tmp_path, a="${oc.env:ZOO_X}", b="${oc.env:ZOO_Y,else}", c="${a}", d="${oc.env:ZOO_Y,null}")

@@ -157,7 +157,8 @@ def merge(before: Any, after: Any) -> Any:
         if isinstance(key, str) and key.endswith("+"):
             name = key.removesuffix("+")
             former = merged.get(name, old.get(key)) or []
-            lists = [each if isinstance(each, list) else [each] for each in (former, value)]
+            added = [] if value is None else value
+            lists = [each if isinstance(each, list) else [each] for each in (former, added)]
             merged[name if name in merged else key] = lists[0] + lists[1]
         else:
             merged.pop(f"{key}+", None)

@@ -56,7 +56,7 @@ def extract_archive(archive: Path, folder: Path) -> int:
     """Extract the plain files of an archive below a folder, when all of it has been read; return their number.
 
     Raises:
-        ValueError: the suffix is none of `ARCHIVE_SUFFIXES`, the archive is cut or corrupt, or a member lies elsewhere.
+        ValueError: the suffix is none of `ARCHIVE_SUFFIXES`, the archive cannot be read, or a member lies elsewhere.
     """
     if not archive.name.endswith(ARCHIVE_SUFFIXES):
         raise ValueError(f"{archive}: expected an archive ending in {', '.join(ARCHIVE_SUFFIXES)}")
@@ -74,7 +74,8 @@ def extract_archive(archive: Path, folder: Path) -> int:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.replace(path, target)
                 count += 1
-    except (EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, gzip.BadGzipFile) as error:
+    # RuntimeError: a zip that is encrypted, or of a compression that zipfile does not know
+    except (EOFError, RuntimeError, tarfile.TarError, zipfile.BadZipFile, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{archive}: cut, damaged or no archive ({error}); get it again") from error
     finally:
         delete_path(temporary)
@@ -92,7 +93,8 @@ def _extract_tar(archive: Path, folder: Path) -> None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("wb") as file:
                     shutil.copyfileobj(content, file)
-    with archive.open("rb") as file:  # cut between two files, it lacks only this
-        file.seek(-tarfile.BLOCKSIZE, os.SEEK_END)
-        if archive.suffix == ".tar" and any(file.read()):
-            raise tarfile.ReadError("no end of the archive")
+    if archive.suffix == ".tar":
+        with archive.open("rb") as file:  # cut between two files, it lacks only this
+            file.seek(-tarfile.BLOCKSIZE, os.SEEK_END)
+            if any(file.read()):
+                raise tarfile.ReadError("no end of the archive")

@@ -26,7 +26,7 @@ EXTERNAL_CLASSES = {
         SparseAdam""",
     "torch.amp": "GradScaler",
     "torch.optim.lr_scheduler": """ConstantLR CosineAnnealingLR CosineAnnealingWarmRestarts CyclicLR ExponentialLR
-        LinearLR MultiStepLR OneCycleLR PolynomialLR ReduceLROnPlateau StepLR""",
+        LinearLR MultiStepLR OneCycleLR PolynomialLR StepLR""",
     "lightning.pytorch.callbacks": """DeviceStatsMonitor EarlyStopping LearningRateMonitor
         ModelCheckpoint ModelPruning ModelSummary OnExceptionCheckpoint RichModelSummary
         RichProgressBar StochasticWeightAveraging TQDMProgressBar Timer""",

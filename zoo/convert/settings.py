@@ -30,7 +30,7 @@ def read_settings_file(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         try:
-            config = load_json(text)  # as YAML, 1e-4 would be text
+            config = load_json(text)  # as YAML, NaN would be text
         except ValueError:
             config = load_yaml(text)
     except (yaml.YAMLError, UnicodeDecodeError) as error:

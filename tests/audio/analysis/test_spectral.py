@@ -1,6 +1,6 @@
 import torch
 
-from zoo.audio.analysis.spectral import multi_resolution_stft, stft_magnitude
+from zoo.audio.analysis.spectral import MultiScaleMel, multi_resolution_stft, stft_magnitude
 
 
 def test_magnitude_of_a_tone_on_a_bin():
@@ -29,3 +29,8 @@ def test_gradient_is_finite_even_against_silence():
     z = torch.randn(1, 1, 8192, requires_grad=True)
     multi_resolution_stft(z, torch.zeros(1, 1, 8192)).backward()
     assert z.grad.isfinite().all() and z.grad.abs().sum() > 0
+
+
+def test_mel_distance_of_short_audio_is_that_of_audio_with_zeros_behind_it():
+    mel, x = MultiScaleMel(22050, (2048,), (80,)), torch.randn(2, 1, 1, 100)
+    assert 0 < mel(*x) == mel(*torch.nn.functional.pad(x, (0, 925)))

@@ -1,3 +1,4 @@
+import errno
 import io
 import os
 import struct
@@ -187,7 +188,7 @@ def test_full_disk_leaves_nothing(tmp_path, suffix):
     assert os.listdir(tmp_path) == []
 
 
-def test_what_is_left_out_is_counted_and_named_once(tmp_path, caplog):
+def test_what_is_left_out_is_counted_and_named_once(tmp_path, caplog, monkeypatch):
     root = tmp_path / "corpus"
     for name in ("corpus/a.wav", "corpus/deep/b.WAV", "elsewhere/c.wav"):
         make(tmp_path / name, 100)
@@ -197,8 +198,18 @@ def test_what_is_left_out_is_counted_and_named_once(tmp_path, caplog):
     (root / "broken.wav").symlink_to(tmp_path / "gone.wav")
     odd = os.fsencode(root) + b"/\xe9t\xe9.wav"
     os.link(root / "a.wav", odd)
+    (root / "closed").mkdir()
+    scandir = os.scandir
+
+    def refuse(path):  # root may read every folder
+        if os.fspath(path) == str(root / "closed"):
+            raise PermissionError(errno.EACCES, "denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
     for _ in range(2):
         assert files.find_audio_files(root) == [root / "a.wav", root / "deep" / "b.WAV"]
     (line,) = caplog.messages
     for part in ("1 .aiff", "1 .m4a", "1 .w64", "1 broken link", f"1 linked folder ({root / 'linked'})", r"\xe9t\xe9"):
         assert part in line
+    assert f"1 unreadable folder ({root / 'closed'})" in line

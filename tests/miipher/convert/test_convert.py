@@ -383,6 +383,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     torch.save({"generator": {"conv_pre.weight": torch.zeros(1)}}, tmp_path / "g_00000001")
     (tmp_path / "text.txt").write_text("hello")
     torch.save([1, 2], tmp_path / "list.pt")
+    torch.save({"state_dict": {0: torch.zeros(1)}}, tmp_path / "numbered.pt")
     unified = tmp_path / "unified"
     unified.mkdir()
     described = {"model_type": "miipher2", "components": {"adapter": {"checkpoint_file": "../secret.pt"}}}

@@ -82,6 +82,16 @@ def test_best_checkpoints_are_kept_by_metric(mode, tmp_path):
     assert steps == ([9, 12] if mode == "min" else [3, 6])  # the error falls
 
 
+def test_renamed_copies_are_left_alone(tmp_path):
+    names = ["best-step_00000001-0.1-keep.ckpt", "best-step_00000001_old-0.ckpt", "step_00000001-keep.ckpt"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"a copy of the user")
+    saves = Checkpoints(every_n_steps=3, monitor="val/error", keep_last=1)
+    fit(tmp_path, saves, max_steps=9, val_check_interval=3, check_val_every_n_epoch=None, num_sanity_val_steps=0)
+    written = [path for path in find_checkpoints(tmp_path) if path.name not in names]
+    assert [parse_step(path) for path in written] == [9, 9] and all((tmp_path / name).is_file() for name in names)
+
+
 def test_resume_between_accumulated_batches_is_told(tmp_path, caplog):
     settings = {"accumulate_grad_batches": 3, "val_check_interval": 4, "num_sanity_val_steps": 0}
     fit(tmp_path, Checkpoints(monitor="val/error"), max_steps=2, **settings)

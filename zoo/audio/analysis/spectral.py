@@ -88,7 +88,10 @@ class MultiScaleMel(nn.Module):
             self.register_buffer(f"window_{size}", torch.hann_window(size), persistent=False)
 
     def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Distance of audio (B, 1, T) to audio of the same shape; computed in float32, also under autocast."""
+        """Distance of audio (B, 1, T) to audio of the same shape; computed in float32, also under autocast.
+
+        Audio too short to be reflected is zero-padded.
+        """
         total = prediction.new_zeros((), dtype=torch.float32)
         with torch.autocast(prediction.device.type, enabled=False):
             for size in self.windows:
@@ -101,5 +104,6 @@ class MultiScaleMel(nn.Module):
     def _mel(self, audio: Tensor, size: int) -> Tensor:
         window, basis = self.get_buffer(f"window_{size}"), self.get_buffer(f"basis_{size}")
         flat = audio.reshape(-1, audio.shape[-1]).to(torch.promote_types(window.dtype, torch.float32))
+        flat = functional.pad(flat, (0, max(0, size // 2 + 1 - flat.shape[-1])))
         spectrum = torch.stft(flat, size, size // 4, window=window, return_complex=True)
         return basis @ spectrum.abs()

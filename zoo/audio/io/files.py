@@ -210,7 +210,11 @@ def find_audio_files(path: str | os.PathLike[str]) -> list[Path]:
         return [path]
     paths: list[Path] = []
     skipped: dict[str, list[str]] = defaultdict(list)
-    for folder, folders, names in os.walk(path):
+
+    def skip_folder(error: OSError) -> None:
+        skipped["unreadable folder"].append(str(error.filename))
+
+    for folder, folders, names in os.walk(path, onerror=skip_folder):
         skipped["linked folder"] += filter(os.path.islink, (os.path.join(folder, name) for name in folders))
         for name in names:
             full, suffix = os.path.join(folder, name), os.path.splitext(name)[1].lower()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import math
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,10 @@ from zoo.runs.run_folder import run_folder
 from zoo.training.signals import Interrupted, StopSignal
 
 log = logging.getLogger(__name__)
+
+# Names of the files that are deleted when better or newer ones come; all others are the user's.
+_LAST_NAME = re.compile(r"step_\d+\.ckpt")
+_BEST_NAME = re.compile(r"best-step_\d+--?\d+(\.\d+)?(e[+-]\d+)?\.ckpt")
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -215,7 +220,7 @@ class Checkpoints(Checkpoint):
             return
         trainer.save_checkpoint(path, weights_only=False)
         if trainer.is_global_zero:
-            saved = files.find_checkpoints(path.parent, "step_*.ckpt")
+            saved = [each for each in files.find_checkpoints(path.parent) if _LAST_NAME.fullmatch(each.name)]
             # those of later steps do not count: the training was resumed from one before them, as they are damaged
             outdated = [each for each in saved if files.parse_step(each) <= trainer.global_step][self.keep_last :]
             if self.monitor is not None and self.save_best > 0:
@@ -224,7 +229,8 @@ class Checkpoints(Checkpoint):
                 files.delete_checkpoint(old)
 
     def _best_paths(self, folder: Path) -> list[Path]:
-        return sorted(folder.glob("best-step_*.ckpt"), key=parse_score, reverse=self.mode == "max")
+        paths = [path for path in folder.glob("best-step_*.ckpt") if _BEST_NAME.fullmatch(path.name)]
+        return sorted(paths, key=parse_score, reverse=self.mode == "max")
 
 
 def find_checkpoints_callback(trainer: L.Trainer) -> Checkpoints | None:
