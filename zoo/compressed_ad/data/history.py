@@ -117,11 +117,6 @@ class HistoryStore:
             row[: len(last)] = np.diff(earned.cumsum()[last], prepend=0.0)
         return returns
 
-    def mean_returns(self, task: int) -> np.ndarray:
-        """Return the mean of each episode (E,) float64 over the streams that have it."""
-        returns = self.returns(task)
-        return np.nanmean(returns, axis=0) if returns.size else returns[0]
-
     def _histories(self, task: int) -> np.ndarray:
         """The memory-mapped histories (streams, steps) of a task."""
         file, row = self._locations[task]

@@ -121,7 +121,7 @@ def source_curve(folder: Path, facts: Mapping[str, Any]) -> list[float]:
     positions = [at for at, task in enumerate(store.tasks.tolist()) if " ".join(map(str, task)) in names]
     if not positions:
         raise ValueError(f"{folder} has no history of a task of the evaluation")
-    means = [store.mean_returns(at) for at in positions]
+    means = [np.nanmean(store.returns(at), axis=0) for at in positions]
     shortest = min(map(len, means))
     return np.mean([each[:shortest] for each in means], axis=0).tolist()
 
