@@ -145,7 +145,10 @@ def read_index(folder: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path}: expected version {VERSION} with the keys {', '.join(INDEX_KEYS)}; collect again: zoo collect"
         )
-    files = [shard.get("file") if isinstance(shard, dict) else None for shard in index["shards"]]
+    shards, split = index["shards"], index["split"]
+    if not isinstance(shards, list) or not isinstance(split, dict) or not {"train", "test"} <= split.keys():
+        raise ValueError(f"{path}: expected a list of shards, and a split with train and test; it was edited")
+    files = [shard.get("file") if isinstance(shard, dict) else None for shard in shards]
     if unexpected := [file for file in files if not re.fullmatch(r"[\w-]+\.npy", str(file))]:
         raise ValueError(f"{path}: a shard's file is {unexpected[0]!r}, expected a name like {shard_name(0)}")
     return index
