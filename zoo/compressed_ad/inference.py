@@ -79,7 +79,7 @@ class Agent(Inference):
             tasks: (n, F) integers, rows of `env.tasks()`; a task may repeat.
             seeds: (n,), 0 to 2**64 - 1; the same task and seed give the same episodes.
         """
-        rows = torch.as_tensor(np.asarray(tasks), dtype=torch.int64)
+        rows = torch.as_tensor(np.asarray(tasks))
         number = self.episodes if episodes is None else episodes
         parts = [
             rollout(self.policy, self.env, rows[at : at + CHUNK], seeds[at : at + CHUNK], number, self.greedy).returns

@@ -10,7 +10,7 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
-from zoo.common.checks import check_at_least
+from zoo.common.checks import check_at_least, check_within
 from zoo.common.tensors import SPLITMIX_INCREMENT, sample_uniforms
 from zoo.compressed_ad.envs.base import BatchedEnvs, Env
 from zoo.compressed_ad.envs.grids import MOVES, BatchedGrids
@@ -58,6 +58,8 @@ class ContextPlayer:
     ) -> None:
         if len(tasks) != len(seeds):
             raise ValueError(f"every task needs a seed: found {len(tasks)} tasks and {len(seeds)} seeds")
+        for seed in (min(seeds, default=0), max(seeds, default=0)):
+            check_within(0, 2**64 - 1, seed=seed)
         policy.check(env)
         self.policy = policy
         self._schema = env.schema
