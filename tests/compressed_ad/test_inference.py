@@ -52,7 +52,6 @@ def test_a_request_of_tasks(tmp_path: Path) -> None:
     np.testing.assert_array_equal(result, one.mean(1))
     assert facts["tasks"] == 2 and facts["seeds"] == 3 and facts["episodes"] == 4
     assert facts["last_return"] == pytest.approx(result[:, -1].mean())
-    assert send_request(tmp_path, {"split": "all"}, episodes=2)[0].shape == (25, 2)
 
 
 @pytest.mark.parametrize(
@@ -61,12 +60,11 @@ def test_a_request_of_tasks(tmp_path: Path) -> None:
         ("{", "not a JSON file"),
         ([1], "found list"),
         ({"tasks": [[0, 0]], "goal": 1}, "found tasks, goal"),
-        ({"seeds": 2}, "either tasks or split"),
+        ({"seeds": 2}, "tasks"),
         ({"tasks": [[0, 5]]}, r"below \[5, 5\]"),
         ({"tasks": [[0, 1.5]]}, "integers"),
         ({"tasks": [[0, "a"]]}, "tasks: "),
-        ({"split": "test"}, "split is all"),
-        ({"split": "all", "episodes": True}, "episodes"),
+        ({"tasks": [[0, 0]], "episodes": True}, "episodes"),
     ],
 )
 def test_what_is_wrong_in_a_request_is_named(tmp_path: Path, request_: Any, message: str) -> None:

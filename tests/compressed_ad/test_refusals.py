@@ -8,8 +8,19 @@ import pytest
 import torch
 
 from tests.compressed_ad.envs.scripted import PACKAGE  # noqa: F401 - registers the environments
-from tests.compressed_ad.parts import policy
-from zoo.compressed_ad import Darkroom, DistillationTask, EpsilonCurriculum, GymnasiumEnv, HistoryData, PointMass
+from tests.compressed_ad.parts import DIM, policy
+from zoo.compressed_ad import (
+    Agent,
+    Darkroom,
+    DistillationTask,
+    EncoderCompressor,
+    EpsilonCurriculum,
+    FieldDecoder,
+    GymnasiumEnv,
+    HistoryData,
+    PointMass,
+    QueryCompressor,
+)
 from zoo.compressed_ad.collecting.base import Algorithm
 from zoo.compressed_ad.collecting.collect import EpsilonAlgorithm, collect
 from zoo.compressed_ad.collecting.q_learning import QLearning
@@ -17,9 +28,11 @@ from zoo.compressed_ad.data.curriculum import Curriculum
 from zoo.compressed_ad.data.datamodule import EvaluationOptions
 from zoo.compressed_ad.data.windows import DemonstratedSource, HistoryWindows, WindowOptions
 from zoo.compressed_ad.envs.base import Env
+from zoo.compressed_ad.rollout import rollout
 
 ENV = Darkroom(3, 4)
 CORRIDOR = GymnasiumEnv("Corridor-v0", [{"mirrored": False}, {"mirrored": True}], reward=[0, 1])
+COLOURED = GymnasiumEnv("Corridor-v0", [{}, *({"colour": number} for number in range(5))])  # tasks that cannot be made
 
 
 def gather(folder: Path, env: Env, algorithm: Algorithm, steps: int | None = None) -> None:
@@ -51,6 +64,8 @@ def task(latents: int = 2, grid: int = 3, recon_weight: float = 0.0, **how: Any)
         (lambda folder: gather(folder, ENV, EpsilonAlgorithm(), 21), "give a multiple"),
         (lambda folder: gather(folder, CORRIDOR, EpsilonAlgorithm()), "--epsilon.demonstrator"),
         (lambda folder: gather(folder, CORRIDOR, EpsilonAlgorithm(), 25), "multiple of 6 steps"),
+        (lambda folder: gather(folder, ENV, EpsilonAlgorithm(best=2.0)), "best"),
+        (lambda folder: gather(folder, COLOURED, QLearning()), "colour"),
         (lambda folder: gather(folder, PointMass(8, 6), QLearning()), "q_learning learns Discrete"),
         (lambda _: curriculum(starts=[0, 5]), "as many starts"),
         (lambda _: curriculum(starts=[1]), "starts rise from 0"),
@@ -68,6 +83,13 @@ def task(latents: int = 2, grid: int = 3, recon_weight: float = 0.0, **how: Any)
         (lambda _: task(latent_mask="full", arrangement="separate"), "latent_mask"),
         (lambda _: task(recon_weight=0.5), "policy.decoder"),
         (lambda _: task(grid=5), "the policy's observation is"),
+        (lambda _: task(decoder=FieldDecoder(DIM, 4, heads=2)), "the policy's observation is"),
+        (lambda _: policy(decoder=FieldDecoder(32, heads=2)), "FieldDecoder has 32"),
+        (lambda _: policy(compressor=QueryCompressor(32, 3, heads=2)), "QueryCompressor has 32"),
+        (lambda _: policy(compressor=EncoderCompressor(32, 3, heads=2)), "EncoderCompressor has 32"),
+        (lambda _: rollout(policy(), Darkroom(5, 4), torch.tensor([[0, 1]]), [2**64], 1), "seed"),
+        (lambda _: rollout(policy(), Darkroom(5, 4), torch.tensor([[0, 1]]), [-1], 1), "seed"),
+        (lambda _: Agent(policy(), Darkroom(5, 4))([[0.5, 1.0]], [0], 1), "integers"),
     ],
 )
 def test_refused(call: Any, key: str, tmp_path: Path) -> None:

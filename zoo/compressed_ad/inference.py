@@ -28,7 +28,7 @@ from zoo.compressed_ad.rendering import (
     learning_curve,
     reconstruction_figure,
 )
-from zoo.compressed_ad.rollout import ContextPlayer, Rollout, ValidationRollout, rollout
+from zoo.compressed_ad.rollout import ContextPlayer, ValidationRollout, rollout
 from zoo.runs.export import CALL_USAGE
 from zoo.runs.inference.base import Inference, table_output
 from zoo.runs.inference.forms import InputField, Output, Progress
@@ -38,7 +38,7 @@ CHUNK = 1024  # pairs of task and seed that act together
 MAX_ROOMS, MAX_EPISODES, MAX_HORIZON = 4, 100, 50  # of one form
 FRAMES_PER_SECOND = 4
 ACTING = -9  # epoch of the keys of these seeds, see `item_seed`; no training has it
-REQUEST_KEYS = ("tasks", "split", "seeds", "episodes")
+REQUEST_KEYS = ("tasks", "seeds", "episodes")
 
 
 class Agent(Inference):
@@ -49,8 +49,8 @@ class Agent(Inference):
 
         {"tasks": [[0, 3], [4, 4]], "seeds": 5, "episodes": 50}
 
-    `tasks` are rows of `env.tasks()` (Darkroom: row and column of the goal); `"split": "all"` in their place means all.
-    `zoo evaluate compressed_ad` knows which of them were held out.
+    `tasks` are rows of `env.tasks()` (Darkroom: row and column of the goal). `zoo evaluate compressed_ad` knows which
+    were held out, and takes all.
 
     Args:
         policy: trained; its weights stay as they are.
@@ -79,17 +79,13 @@ class Agent(Inference):
             tasks: (n, F) integers, rows of `env.tasks()`; a task may repeat.
             seeds: (n,), 0 to 2**64 - 1; the same task and seed give the same episodes.
         """
-        rows = torch.as_tensor(np.asarray(tasks), dtype=torch.int64)
+        rows = torch.as_tensor(np.asarray(tasks))
         number = self.episodes if episodes is None else episodes
         parts = [
             rollout(self.policy, self.env, rows[at : at + CHUNK], seeds[at : at + CHUNK], number, self.greedy).returns
             for at in range(0, max(len(rows), 1), CHUNK)
         ]
         return torch.cat(parts).numpy()
-
-    def rollout(self, tasks: Tensor, seeds: Sequence[int], record: bool = False) -> Rollout:
-        """Act in all pairs of tasks (n, F) and seeds (n,) together; see `zoo.compressed_ad.rollout.rollout`."""
-        return rollout(self.policy, self.env, tasks, seeds, self.episodes, self.greedy, record=record)
 
     def draw_samples(
         self, rollouts: Sequence[ValidationRollout], compressed: Steps | None, attended: Steps | None, last: bool
@@ -243,12 +239,8 @@ def pairs(env: Env, tasks: Tensor, seeds: Sequence[int]) -> tuple[Tensor, list[i
 
 
 def _requested_tasks(env: Env, request: Mapping[str, Any]) -> Tensor:
-    if ("tasks" in request) == ("split" in request):
-        raise ValueError("expected either tasks or split")
-    if "split" in request:
-        if request["split"] != "all":
-            raise ValueError(f"split is all, not {request['split']!r}; zoo evaluate compressed_ad takes train and test")
-        return env.tasks()
+    if "tasks" not in request:
+        raise ValueError("tasks are missing")
     try:
         return env.check_tasks(torch.tensor(request["tasks"]))
     except (TypeError, RuntimeError) as error:

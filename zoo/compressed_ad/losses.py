@@ -29,8 +29,7 @@ def reconstruction_loss(
         reconstructed: positions (n,) that a `FieldDecoder` reconstructs; all by default.
     """
     decoder = policy.decoder
-    if decoder is None:
-        raise ValueError("a policy without decoder reconstructs nothing: give policy.decoder, or recon_weight 0")
+    assert decoder is not None
     tokens, steps, latents = compression
     old = tokens.shape[1] - steps.length
     decoder.check_tokens(tokens.shape[1] - min(old, 0))

@@ -114,13 +114,15 @@ def reconstruction_figure(policy: InContextPolicy, steps: Steps) -> Figure:
 
 def learning_curve(env: Env, tasks: Tensor, returns: Tensor) -> Figure:
     """Plot the mean and middle 80 % of returns (B, episodes), with oracle and random returns of tasks (B, F)."""
+    tasks, rows = tasks.unique(dim=0, return_inverse=True)  # outside grids random returns are played
+    oracle, random = (float(values(env, tasks)[rows].mean()) for values in (oracle_return, random_return))
     figure = new_figure(6.5, 4.0)
     axes = figure.subplots()
     episodes, (low, high) = range(1, returns.shape[1] + 1), np.quantile(returns, (0.1, 0.9), axis=0)
-    axes.axhline(float(oracle_return(env, tasks).mean()), color="0.3", linestyle="--", linewidth=1, label="oracle")
+    axes.axhline(oracle, color="0.3", linestyle="--", linewidth=1, label="oracle")
     axes.plot(episodes, returns.mean(0), marker=".", label=f"policy, mean of {len(returns)}")
     axes.fill_between(episodes, low, high, alpha=0.2, linewidth=0, label="middle 80 %")
-    axes.axhline(float(random_return(env, tasks).mean()), color="0.3", linestyle=":", linewidth=1, label="random")
+    axes.axhline(random, color="0.3", linestyle=":", linewidth=1, label="random")
     axes.set(xlabel="episode", ylabel="return", title=f"learning in context, {env.name}")
     axes.locator_params(axis="x", integer=True)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))

@@ -10,7 +10,7 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
-from zoo.common.checks import check_at_least
+from zoo.common.checks import check_at_least, check_within
 from zoo.common.tensors import SPLITMIX_INCREMENT, sample_uniforms
 from zoo.compressed_ad.envs.base import BatchedEnvs, Env
 from zoo.compressed_ad.envs.grids import MOVES, BatchedGrids
@@ -28,13 +28,11 @@ class Rollout(NamedTuple):
     returns: (B, episodes) float32, on the CPU.
     compressions: steps, counted from 0 over all episodes, after which the context was compressed.
     steps: (B, L), where recorded.
-    logits: (B, L, actions) of the policy, likewise.
     """
 
     returns: Tensor
     compressions: list[int]
     steps: Steps | None = None
-    logits: Tensor | None = None
 
 
 class ContextPlayer:
@@ -46,8 +44,7 @@ class ContextPlayer:
     Args:
         seeds: (B,), 0 to 2**64 - 1.
         greedy: take the most likely action instead of sampling.
-        cached: cache keys and values where that is exact.
-        record: record steps and logits.
+        record: record steps.
     """
 
     def __init__(
@@ -57,22 +54,22 @@ class ContextPlayer:
         tasks: Tensor,
         seeds: Sequence[int],
         greedy: bool = False,
-        cached: bool = True,
         record: bool = False,
     ) -> None:
         if len(tasks) != len(seeds):
             raise ValueError(f"every task needs a seed: found {len(tasks)} tasks and {len(seeds)} seeds")
+        for seed in (min(seeds, default=0), max(seeds, default=0)):
+            check_within(0, 2**64 - 1, seed=seed)
         policy.check(env)
         self.policy = policy
         self._schema = env.schema
         self.device = policy.head.weight.device
         self.envs = env.start(tasks.to(self.device), seeds)
-        self.state = policy.begin(cached)
+        self.state = policy.begin()
         self.greedy = greedy
         self.time = 0
         self.compressions: list[int] = []
         self.steps: list[Steps] = []
-        self.logits: list[Tensor] = []
         self._record = record
         self._seeds = np.array(seeds, dtype=np.uint64)  # an array wraps without a warning
         self._uniforms: list[Tensor] = []
@@ -122,7 +119,6 @@ class ContextPlayer:
             self.compressions.append(self.time)
         if self._record:
             self.steps.append(step)
-            self.logits.append(logits)
         self.time += 1
         self._sums += result.rewards
         if self._schema.fixed and self.time % self._schema.limit:
@@ -149,18 +145,15 @@ def rollout(
     seeds: Sequence[int],
     episodes: int,
     greedy: bool = False,
-    cached: bool = True,
-    progress: bool = False,
     record: bool = False,
 ) -> Rollout:
     """Act in episodes one after the other from an empty context, without gradients; arguments as of `ContextPlayer`."""
     check_at_least(1, episodes=episodes)
-    with ContextPlayer(policy, env, tasks, seeds, greedy, cached, record) as player:
-        returns = player.run_episodes(episodes, progress=progress)
+    with ContextPlayer(policy, env, tasks, seeds, greedy, record) as player:
+        returns = player.run_episodes(episodes)
     # Clones are ordinary tensors: those made under inference_mode may not enter a training.
     steps = Steps(*(field.clone() for field in Steps.cat(player.steps))) if record else None
-    logits = torch.stack(player.logits, 1).clone() if record else None
-    return Rollout(returns.clone(), player.compressions, steps, logits)
+    return Rollout(returns.clone(), player.compressions, steps)
 
 
 def goalless_actions(envs: BatchedEnvs) -> Tensor:

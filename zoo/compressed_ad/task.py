@@ -17,7 +17,7 @@ from zoo.compressed_ad.losses import reconstruction_loss
 from zoo.compressed_ad.nets.compression import FieldDecoder
 from zoo.compressed_ad.nets.policy import InContextPolicy, Output
 from zoo.compressed_ad.nets.steps import Steps
-from zoo.compressed_ad.rollout import ValidationRollout
+from zoo.compressed_ad.rollout import ValidationRollout, rollout
 from zoo.training.freezing import freeze
 from zoo.training.optimizers import LrScaling
 from zoo.training.resume import item_seed
@@ -91,7 +91,7 @@ class PolicyTask(SingleOptimizerTask):
         """Act in `tasks` with `seeds`, and return the mean returns."""
         tasks, is_shown = batch["tasks"], stage == "val" and self.sample_settings.showing
         record = is_shown and not self._rollouts and isinstance(self.env, GridEnv)
-        result = self.inference().rollout(tasks, batch["seeds"], record)
+        result = rollout(self.policy, self.env, tasks, batch["seeds"], self.episodes, self.greedy, record)
         returns = result.returns
         if is_shown:
             listed = tasks.tolist()

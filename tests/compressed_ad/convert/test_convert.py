@@ -7,8 +7,9 @@ import torch
 from tests.harness import same_state
 from zoo.compressed_ad import FactoredEmbedding, InContextPolicy, LinearEmbedding, Transformer
 from zoo.compressed_ad.convert import describe, from_original, is_original, original_state, to_original
-from zoo.compressed_ad.convert.converter import to_original_state
+from zoo.compressed_ad.convert.converter import PolicyConverter, to_original_state
 from zoo.compressed_ad.nets import compression
+from zoo.convert.engine import ZooCheckpoint
 
 DIM, GRID, WINDOW, K = 12, 4, 11, 3
 KINDS = ("AD", "CAD", "v1")
@@ -86,3 +87,11 @@ def test_policies_that_the_original_does_not_have_are_refused(tmp_path, changes,
     with pytest.raises(ValueError, match=message):
         to_original(policy_of("CAD", **changes), tmp_path / "a.pt")
     assert not (tmp_path / "a.pt").exists()
+
+
+def test_an_environment_of_gymnasium_gives_the_settings_of_a_checkpoint(tmp_path):
+    env = {"class_path": "zoo.compressed_ad.GymnasiumEnv", "init_args": {"id": "CartPole-v1"}}
+    specs = {"inference": "zoo.compressed_ad.Agent", "components": {"env": env}}
+    checkpoint = ZooCheckpoint({}, specs, {}, averaged=False)
+    options = PolicyConverter().extra_arguments(checkpoint, policy_of("AD"), tmp_path, [])
+    assert options["settings"] == {"env": "CartPole-v1", "horizon": 500}

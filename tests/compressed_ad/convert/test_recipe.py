@@ -37,10 +37,10 @@ def test_a_configuration_becomes_a_recipe(tmp_path):
             **{"tf_dim_feedforward": 48, "beta2": 0.95, "curriculum_schedule": schedule, "train_batch_size": 64},
             **{"gradient_accumulation_steps": 4, "train_timesteps": 1000, "num_warmup_steps": 40, "ckpt_interval": 100},
             **{"mixed_precision": False, "use_reward_weighted_recon": False, "recon_reg_weight": 0.2},
-            **{"tf_n_inner": 99, "something": 1},
+            **{"tf_n_inner": 99, "env_split_seed": 4, "something": 1},
         },
     )
-    assert unmapped == ["something", "tf_n_inner: ignored by the original, which takes tf_dim_feedforward"]
+    assert sorted(key.partition(":")[0] for key in unmapped) == ["env_split_seed", "something", "tf_n_inner"]
     trainer, arguments, data = recipe["trainer"], recipe["model"]["init_args"], recipe["data"]["init_args"]
     assert recipe["seed_everything"] == data["seed"] == 3
     assert (trainer["max_steps"], trainer["accumulate_grad_batches"], trainer["precision"]) == (250, 4, "32-true")

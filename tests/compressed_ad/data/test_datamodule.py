@@ -29,9 +29,9 @@ def build(env: Env = ENV, **arguments: Any) -> HistoryData:
     return data
 
 
-def write_store(folder: Path, split_seed: int = 0) -> str:
+def write_store(folder: Path, split_seed: int = 0, seed: int = 42) -> str:
     settings = {"split_seed": split_seed, "train_share": 0.7, "shard_size": 4, "progress": False}
-    collect(ENV, folder, EpsilonAlgorithm(), 3, 2, **settings)
+    collect(ENV, folder, EpsilonAlgorithm(), 3, 2, seed=seed, **settings)
     return str(folder)
 
 
@@ -56,6 +56,12 @@ def test_a_folder_is_split_as_its_index_states(tmp_path: Path, caplog: pytest.Lo
     assert "no others" not in caplog.text
     assert len(build(root=root, epoch_items=7).train_set) == 7
     assert "7 of 12 histories train, no others" in caplog.text
+
+
+def test_a_resume_notices_histories_that_were_collected_anew(tmp_path: Path) -> None:
+    roots = write_store(tmp_path / "old"), write_store(tmp_path / "new", seed=43)
+    old, new = (repr(build(root=root).file_facts) for root in roots)
+    assert old != new
 
 
 def test_batches_are_of_one_length_without_padding() -> None:

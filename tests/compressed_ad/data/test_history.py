@@ -71,6 +71,8 @@ def edit(folder: Path, change: Any) -> None:
     ("change", "message"),
     [
         (lambda index: index.update(version=1), "expected version 3"),
+        (lambda index: index.update(shards={}), "shards"),
+        (lambda index: index["split"].pop("test"), "split"),
         (lambda index: index["shards"][0]["goals"].reverse(), "goals"),
         (lambda index: index["schema"]["action"].update(n=9), r"schemas differ.*\"n\": 9.*\"n\": 5"),
     ],

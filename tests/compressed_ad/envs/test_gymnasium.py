@@ -116,6 +116,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "long text": {"arguments": {"render_mode": "a" * 65}},
     "text of two lines": {"arguments": {"render_mode": "a\nb"}},
     "unknown argument": {"tasks": [{"colour": 1}]},
+    "unknown map": {"id": "FrozenLake-v1", "tasks": [{"map_name": "9x9"}]},
+    "half of the rewards": {"reward": [0]},
     "no task": {"tasks": []},
     "a task twice": {"tasks": [{"sutton_barto_reward": True}, {}, {"sutton_barto_reward": True}]},
     "no limit": {"id": "Counter-v0", "tasks": [{}]},

@@ -7,7 +7,7 @@ import pytest
 
 from zoo.compressed_ad.envs.baselines import oracle_return, random_return
 from zoo.compressed_ad.envs.grids import Darkroom
-from zoo.compressed_ad.evaluation.evaluate import baseline_returns, task_rows, write_evaluation
+from zoo.compressed_ad.evaluation.evaluate import explorer_curve, task_rows, write_evaluation
 from zoo.compressed_ad.evaluation.report import report
 from zoo.compressed_ad.evaluation.summary import summarise
 
@@ -24,6 +24,8 @@ def make(
     curve = np.linspace(0, final, episodes)
     returns = (curve + rng.normal(0, 0.3, (len(TASKS), 4, episodes))).astype(np.float32)
     random, oracle = random_return(env, TASKS).numpy(), oracle_return(env, TASKS).numpy()
+    summary = summarise(returns, random, oracle)
+    explorer = explorer_curve(env, TASKS, episodes)
     facts: dict[str, Any] = {
         "version": "0",
         "run": "nowhere",
@@ -36,8 +38,8 @@ def make(
         "weights": "0",
         "policy": {"window": 20, "num_latents": latents, "compressor": compressor, "parameters": 100},
         "compressions_per_episode": 0.5,
-        "baselines": baseline_returns(env, TASKS, episodes),
-        "summary": summarise(returns, random, oracle),
+        "baselines": {"random": summary["random"], "oracle": summary["oracle"], "explorer": explorer},
+        "summary": summary,
         "gap": {"steps": 20, "pairs": 12, "count": 9, "before": 6.0, "after": 5.0, "random": 0.4, "oracle": 8.0}
         if gap
         else None,

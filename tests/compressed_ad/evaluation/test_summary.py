@@ -8,6 +8,7 @@ def test_levels_are_reached_when_the_moving_average_is_there() -> None:
     curve = np.concatenate([np.zeros(40), np.full(60, 10.0)])
     assert len(moving_average(curve)) == 81  # of 20 episodes each
     assert speed(curve, 10.0) == {"50%": 50, "75%": 55, "90%": 58}
+    assert speed(curve - 20, -10.0) == {}
     assert episodes_to_reach(curve, 11.0) is None
     assert episodes_to_reach(curve, 0.0) == 20
     short = np.array([0.0, 1.0, 2.0, 3.0, 4.0])

@@ -51,21 +51,25 @@ class EpsilonAlgorithm(Algorithm):
     demonstrator: str | None = None
 
     def check(self, env: Env, steps: int) -> None:
-        """Refuse steps that are no multiple of the limit, and an environment without known best actions."""
+        """Refuse settings out of range, other steps than multiples of the limit, and unknown best actions."""
         if steps % env.schema.limit:
             raise ValueError(f"epsilon makes a multiple of {env.schema.limit} steps (the limit), not {steps}")
+        self._curriculum(env, steps)
         if self.demonstrator is None:
             env.start(env.tasks()[:1], [0]).optimal_actions()
 
     def histories(self, request: HistoryRequest) -> np.ndarray:
         """Make the histories of a request."""
-        env, episodes = request.env, request.steps // request.env.schema.limit
-        curriculum = EpsilonCurriculum(env, episodes, self.best, self.greedy_after, self.demonstrator)
-        recorder = Recorder(env.schema, request.size, request.steps)
+        recorder = Recorder(request.env.schema, request.size, request.steps)
+        curriculum = self._curriculum(request.env, request.steps)
         for step in curriculum.run(request.rows(), request.stream_seeds(0)):
             recorder.add(*step)
             request.advance(request.size)
         return request.by_task(recorder.histories)
+
+    def _curriculum(self, env: Env, steps: int) -> EpsilonCurriculum:
+        episodes = steps // env.schema.limit
+        return EpsilonCurriculum(env, episodes, self.best, self.greedy_after, self.demonstrator)
 
 
 ALGORITHMS: dict[str, type[Algorithm]] = {each.name: each for each in (PPO, QLearning, EpsilonAlgorithm)}
@@ -103,6 +107,8 @@ def collect(
     algorithm.check(env, learned)
     _check_split(env, split_seed, train_share)
     numbers = list(range(len(env.tasks()))) if tasks is None else list(tasks)
+    if isinstance(env, GymnasiumEnv):  # a task that cannot be made is refused before anything is written
+        env.start(torch.tensor(numbers)[:, None], [0] * len(numbers))
     writer = HistoryWriter(
         output, env, numbers, streams, steps, shard_size, algorithm.describe(), seed, split_seed, train_share,
         episode_stride,

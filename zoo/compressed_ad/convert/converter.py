@@ -317,7 +317,7 @@ class PolicyConverter(Converter[PolicyCheckpoint]):
         arguments = checkpoint.specs["components"]["env"].get("init_args") or {}
         if lost := [name for name in ("hard", "start", "random_start") if arguments.get(name)]:
             notes.append(f"the format does not hold the environment's {', '.join(lost)}, which the original lacks")
-        settings = {"env": env.name, "horizon": env.horizon, **(checkpoint.specs.get("original_config") or {})}
+        settings = {"env": env.name, "horizon": env.schema.limit, **(checkpoint.specs.get("original_config") or {})}
         return {"settings": settings, "step": int(checkpoint.checkpoint.get("global_step", 0))}
 
     def to_original(

@@ -159,6 +159,8 @@ class HistoryData(ZooDataModule):
         tasks = self.test_tasks.repeat_interleave(seeds, dim=0)
         pair_seeds = [item_seed(self.seed, PAIRS_EPOCH, pair) for pair in range(len(tasks))]
         self.file_facts = (self.train_tasks.numpy(), astuple(self.store), train.length)
+        if isinstance(train, StoredSource):
+            self.file_facts += tuple(train.store.index.get(key) for key in ("source", "seed", "episode_stride"))
         world = self._rank_and_world()[1]
         self.val_set = EvaluationBatches(losses, self.batch_size, tasks, pair_seeds, self.evaluation.batch_size, world)
 

@@ -117,11 +117,6 @@ class HistoryStore:
             row[: len(last)] = np.diff(earned.cumsum()[last], prepend=0.0)
         return returns
 
-    def mean_returns(self, task: int) -> np.ndarray:
-        """Return the mean of each episode (E,) float64 over the streams that have it."""
-        returns = self.returns(task)
-        return np.nanmean(returns, axis=0) if returns.size else returns[0]
-
     def _histories(self, task: int) -> np.ndarray:
         """The memory-mapped histories (streams, steps) of a task."""
         file, row = self._locations[task]
@@ -150,7 +145,10 @@ def read_index(folder: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path}: expected version {VERSION} with the keys {', '.join(INDEX_KEYS)}; collect again: zoo collect"
         )
-    files = [shard.get("file") if isinstance(shard, dict) else None for shard in index["shards"]]
+    shards, split = index["shards"], index["split"]
+    if not isinstance(shards, list) or not isinstance(split, dict) or not {"train", "test"} <= split.keys():
+        raise ValueError(f"{path}: expected a list of shards, and a split with train and test; it was edited")
+    files = [shard.get("file") if isinstance(shard, dict) else None for shard in shards]
     if unexpected := [file for file in files if not re.fullmatch(r"[\w-]+\.npy", str(file))]:
         raise ValueError(f"{path}: a shard's file is {unexpected[0]!r}, expected a name like {shard_name(0)}")
     return index

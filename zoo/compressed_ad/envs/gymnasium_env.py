@@ -78,6 +78,8 @@ class GymnasiumEnv(Env):
         if self.limit is None:
             raise ValueError(f"{id} has no limit of steps: give the environment's limit")
         check_at_least(1, limit=self.limit)
+        if reward is not None and len(reward) != 2:
+            raise ValueError(f"reward of {id} is the lowest and the highest of a step, found {reward}")
         env = self.make(0)
         env.close()
         bounds = (-math.inf, math.inf) if reward is None else (float(reward[0]), float(reward[1]))
@@ -115,7 +117,7 @@ class GymnasiumEnv(Env):
         arguments = {**self.shared_arguments, **self.task_arguments[task]}
         try:
             return gymnasium.make(self.id, max_episode_steps=self.limit, **arguments)
-        except TypeError as error:
+        except (TypeError, KeyError, gymnasium.error.Error) as error:
             raise ValueError(f"{self.id} cannot be made with {arguments}: {error}") from error
 
 

@@ -186,7 +186,7 @@ def split_tasks(
     """
     check_one_of(SPLITS, split=split)
     if split == "all":
-        return select_tasks(env, split), "all tasks"
+        return env.tasks(), "all tasks"
     if split_seed is not None and train_share is not None:
         return select_tasks(env, split, split_seed, train_share), f"seed {split_seed}, share {train_share}"
     if split_seed is not None or train_share is not None:
@@ -218,28 +218,21 @@ def split_tasks(
 
 
 def select_tasks(env: Env, split: str, split_seed: int = SPLIT_SEED, train_share: float = TRAIN_SHARE) -> Tensor:
-    """Return the tasks (n, F) of the split "train", "test" or "all"; see `Env.split`."""
-    check_one_of(SPLITS, split=split)
-    tasks = env.tasks()
-    if split != "all":
-        train, test = env.split(split_seed, train_share)
-        tasks = tasks[train if split == "train" else test]
+    """Return the tasks (n, F) of the split "train" or "test"; see `Env.split`."""
+    train, test = env.split(split_seed, train_share)
+    tasks = env.tasks()[train if split == "train" else test]
     if not len(tasks):
         raise ValueError(f"the split {split!r} of {env.name} is empty with train_share {train_share}")
     return tasks
 
 
-def baseline_returns(env: Env, tasks: Tensor, episodes: int) -> dict[str, Any]:
-    """Return means over tasks of random and oracle returns, and the explorer's curve (None where goals are known)."""
-    explorer = None
-    if can_explore(env):
-        seeds = pairs(env, tasks, [0])[1] if env.random_start else None
-        explorer = explorer_returns(env, episodes, tasks, seeds).mean(0).tolist()
-    return {
-        "random": float(random_return(env, tasks).mean()),
-        "oracle": replace_non_finite(float(oracle_return(env, tasks).mean())),
-        "explorer": explorer,
-    }
+def explorer_curve(env: Env, tasks: Tensor, episodes: int) -> list[float] | None:
+    """Return the explorer's mean return of each episode over tasks (n, F); None where goals are known."""
+    if not can_explore(env):
+        return None
+    seeds = pairs(env, tasks, [0])[1] if env.random_start else None
+    curve: list[float] = explorer_returns(env, episodes, tasks, seeds).mean(0).tolist()
+    return curve
 
 
 def _run_chunks(
@@ -280,17 +273,21 @@ def _join_chunks(
         probes, rows = np.concatenate([part["gap"] for part in parts]), pairs(env, tasks, range(seeds))[0]
         gap = {"steps": settings["gap_steps"], **summarise_gap(torch.from_numpy(probes), env, rows)}
         write_report(output, {GAP_NAME: probes.reshape(len(tasks), seeds, 3)})
-    random, oracle = (values(env, tasks).numpy() for values in (random_return, oracle_return))
+    random, oracle = (values(env, tasks) for values in (random_return, oracle_return))
     facts = {
         "version": zoo.__version__,
         **source,
         **{key: settings[key] for key in ("env", "seeds", "episodes", "greedy", "weights")},
         "policy": agent.policy.describe(),
         "compressions_per_episode": len(parts[0]["compressions"]) / episodes,
-        "baselines": baseline_returns(env, tasks, episodes),
-        "summary": summarise(returns, random, oracle),
+        "baselines": {
+            "random": float(random.mean()),
+            "oracle": replace_non_finite(float(oracle.mean())),
+            "explorer": explorer_curve(env, tasks, episodes),
+        },
+        "summary": summarise(returns, random.numpy(), oracle.numpy()),
         "gap": gap,
-        "tasks": task_rows(tasks, returns, random, oracle),
+        "tasks": task_rows(tasks, returns, random.numpy(), oracle.numpy()),
     }
     write_evaluation(output, facts, returns)
     return facts

@@ -15,9 +15,10 @@ from zoo.compressed_ad.rollout import ContextPlayer
 def probe_memory(player: ContextPlayer, before: Tensor, gap_steps: int) -> Tensor:
     """Let agents avoid the goals for a while, and score one more episode.
 
-    The gap is at least a window long: what the agents then know of the goal is in their latents.
+    After a gap of at least a window, what the agents know of the goal is in their latents.
 
     Args:
+        player: agents in grids.
         before: returns (B, episodes) so far.
         gap_steps: at least so many steps, rounded up to whole episodes.
 
@@ -25,12 +26,9 @@ def probe_memory(player: ContextPlayer, before: Tensor, gap_steps: int) -> Tenso
         (B, 3) float32 on the CPU: whether the agent reached all goals of its task in some episode before the gap, and
         the returns of the last episode before and of the one after it.
     """
-    envs, window = player.envs, player.policy.window
-    if not isinstance(envs, BatchedGrids):
-        raise ValueError("the memory gap is for grids, whose goals are known")
+    envs = player.envs
+    assert isinstance(envs, BatchedGrids)
     env = envs.env
-    if gap_steps < window:
-        raise ValueError(f"a gap of {gap_steps} steps does not empty the window of {window}: raise gap_steps")
     player.run_episodes(-(-gap_steps // env.horizon), avoid_goals=True)
     goals = 1 if env.repeats else env.goals(envs.tasks).shape[1]
     return torch.stack([(before.amax(1) >= goals).float(), before[:, -1], player.run_episodes(1)[:, 0]], 1)

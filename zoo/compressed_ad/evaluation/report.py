@@ -31,8 +31,8 @@ def report(
     """Compare evaluations: curves with intervals, regret, bars per task, sweeps; figures, Markdown and JSON.
 
     The first evaluation is the reference: gains over it are paired where tasks, seeds and episodes are the same, and
-    `episodes_to_reach` counts to shares of its final level. Where latents K or window T differ, the return is plotted
-    over them, over the compression ratio T / K and over the free space T - K - 1.
+    `episodes_to_reach` counts to shares of its final level, where that is above 0. Where latents K or window T differ,
+    the return is plotted over them, over the compression ratio T / K and over the free space T - K - 1.
 
     Args:
         evaluations: folders that `zoo evaluate compressed_ad` wrote; the first is the reference.
@@ -93,9 +93,12 @@ def markdown(result: Mapping[str, Any]) -> str:
         _env_line(result),
         table(heads, result_cells),
         "Means of an episode's return with 95 % bootstrap intervals over tasks and seeds.",
-        f"## Episodes to reach shares of {first['label']}'s final level, {first['last']['mean']:.2f}",
-        table(shares, lambda row: [_number(row["episodes_to_reach"][share], "never") for share in shares]),
     ]
+    if shares:
+        parts += [
+            f"## Episodes to reach shares of {first['label']}'s final level, {first['last']['mean']:.2f}",
+            table(shares, lambda row: [_number(row["episodes_to_reach"][share], "never") for share in shares]),
+        ]
     if probes := [row for row in rows if row["gap"]]:
         parts += [
             "## Memory gap",
@@ -121,7 +124,7 @@ def source_curve(folder: Path, facts: Mapping[str, Any]) -> list[float]:
     positions = [at for at, task in enumerate(store.tasks.tolist()) if " ".join(map(str, task)) in names]
     if not positions:
         raise ValueError(f"{folder} has no history of a task of the evaluation")
-    means = [store.mean_returns(at) for at in positions]
+    means = [np.nanmean(store.returns(at), axis=0) for at in positions]
     shortest = min(map(len, means))
     return np.mean([each[:shortest] for each in means], axis=0).tolist()
 

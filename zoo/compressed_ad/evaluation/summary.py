@@ -65,8 +65,8 @@ def episodes_to_reach(curve: np.ndarray, level: float) -> int | None:
 
 
 def speed(curve: np.ndarray, final: float) -> dict[str, int | None]:
-    """Return `episodes_to_reach` of shares of a final level, by share in percent; None for a level not above 0."""
-    return {f"{share:.0%}": episodes_to_reach(curve, share * final) if final > 0 else None for share in SHARES}
+    """Return `episodes_to_reach` of shares of a final level, by share in percent; none for a level not above 0."""
+    return {f"{share:.0%}": episodes_to_reach(curve, share * final) for share in SHARES} if final > 0 else {}
 
 
 def summarise(returns: np.ndarray, random: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.common.checks import check_at_least
-from zoo.compressed_ad.nets.embedding import REWARDS
+from zoo.compressed_ad.envs.base import Env
+from zoo.compressed_ad.envs.spaces import Box, Discrete
+from zoo.compressed_ad.nets.embedding import REWARDS, check_space
 from zoo.compressed_ad.nets.steps import Steps
 
 STD = 0.02
@@ -111,6 +114,7 @@ class QueryCompressor(Compressor):
         max_tokens: int = 2048,
     ) -> None:
         super().__init__(num_latents)
+        self.dim = dim
         self.compress_queries = nn.Parameter(torch.randn(1, num_latents, dim) * STD)
         self.context_pos_embedding = nn.Parameter(torch.randn(1, max_tokens, dim) * STD)
         hidden = feedforward or 4 * dim
@@ -150,6 +154,7 @@ class EncoderCompressor(Compressor):
         max_tokens: int = 512,
     ) -> None:
         super().__init__(num_latents)
+        self.dim = dim
         self.query_tokens = nn.Parameter(torch.randn(1, num_latents, dim) * STD)
         self.pos_embedding = nn.Parameter(torch.randn(1, max_tokens, dim) * STD)
         self.input_ln = nn.LayerNorm(dim)
@@ -189,6 +194,7 @@ class ReconstructionDecoder(nn.Module):
         max_tokens: int = 1024,
     ) -> None:
         super().__init__()
+        self.dim = dim
         self.position_queries = nn.Parameter(torch.randn(1, max_tokens, dim) * STD)
         hidden = feedforward or 4 * dim
         self.layers = nn.ModuleList(QueryLayer(dim, heads, hidden, dropout) for _ in range(depth))
@@ -249,8 +255,14 @@ class FieldDecoder(ReconstructionDecoder):
         super().__init__(dim, depth, heads, feedforward, dropout, max_tokens)
         check_at_least(1, positions=1 if positions is None else positions)
         self.positions = positions
+        self.grid_size, self.num_actions = grid_size, num_actions
         self.sizes = (grid_size, grid_size, num_actions, REWARDS, grid_size, grid_size)
         self.fields = nn.Linear(dim, sum(self.sizes))
+
+    def check(self, env: Env) -> None:
+        """Refuse an environment of other spaces."""
+        check_space("observation", Box(0, self.grid_size - 1, (2,), np.int64), env.schema.observation, env)
+        check_space("action", Discrete(self.num_actions), env.schema.action, env)
 
     def sample_positions(self, count: int, seed: int) -> Tensor:
         """Sample positions (n,) to reconstruct, out of `count`, on the CPU."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.compressed_ad.envs.base import Env
-from zoo.compressed_ad.nets.compression import STD, Compressor, ReconstructionDecoder
+from zoo.compressed_ad.nets.compression import STD, Compressor, FieldDecoder, ReconstructionDecoder
 from zoo.compressed_ad.nets.embedding import StepEmbedding
 from zoo.compressed_ad.nets.heads import ActionHead, CategoricalHead
 from zoo.compressed_ad.nets.steps import Statistics, Steps
@@ -119,6 +119,10 @@ class InContextPolicy(nn.Module):
         super().__init__()
         if embedding.dim != transformer.dim:
             raise ValueError(f"tokens have {embedding.dim} channels, the transformer has {transformer.dim}")
+        for part in (compressor, decoder):
+            dim = getattr(part, "dim", embedding.dim)
+            if dim != embedding.dim:
+                raise ValueError(f"tokens have {embedding.dim} channels, {type(part).__name__} has {dim}: set its dim")
         if compressor is not None and transformer.context < compressor.num_latents + 2:
             raise ValueError(
                 f"a window of {transformer.context} has no room for {compressor.num_latents} latents, a transition and "
@@ -148,6 +152,8 @@ class InContextPolicy(nn.Module):
         """Refuse an environment that this was not made for."""
         self.embedding.check(env)
         self.head.check(env)
+        if isinstance(self.decoder, FieldDecoder):
+            self.decoder.check(env)
 
     def fit_statistics(self, statistics: Statistics) -> None:
         """Pass statistics of training histories to embedding and head."""

@@ -49,13 +49,7 @@ class Steps(NamedTuple):
         """Transitions `start` to `stop` (excluded) of every history; negative numbers count from the end."""
         return Steps(*(field[:, start:stop] for field in self))
 
-    def to(self, device: torch.device | str) -> Steps:
-        """The same histories on another device."""
-        return Steps(*(field.to(device) for field in self))
-
     @staticmethod
     def cat(parts: Sequence[Steps]) -> Steps:
-        """Join parts of the same histories, one after the other."""
-        if not parts:
-            raise ValueError("there is nothing to join: give at least one part")
+        """Join parts of the same histories, at least one, one after the other."""
         return Steps(*(torch.cat(fields, dim=1) for fields in zip(*parts, strict=True)))

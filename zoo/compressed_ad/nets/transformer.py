@@ -62,7 +62,7 @@ class Attention(nn.Module):
 
 
 class Feedforward(nn.Module):
-    """Two linear layers; dropout on the output, and between the layers for relu."""
+    """Two linear layers; dropout on the output."""
 
     def __init__(self, dim: int, hidden: int, dropout: float, activation: Activation = "gelu") -> None:
         super().__init__()
