@@ -122,7 +122,9 @@ def choose_run_folder(command: str, config: Mapping[str, Any], recipe: str) -> t
         )
     inner = next(find_runs(folder), folder)
     if inner != folder:
-        raise ValueError(f"{folder} holds other runs ({inner}): trainer.default_root_dir is the folder of one run alone")
+        raise ValueError(
+            f"{folder} holds other runs ({inner}): trainer.default_root_dir is the folder of one run alone"
+        )
     return checkpoint, folder
 
 
