@@ -11,8 +11,10 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.utils.data import DataLoader
 
 from tests.miipher.parts import backbone, cleaner
+from zoo.audio import EmbeddedCorpus
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.corpora.corpus import CorpusOptions
+from zoo.hifigan.data import FeatureOptions, ValidationSplit, VocoderData
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator
 from zoo.hifigan.nets.generator import Generator
 from zoo.hifigan.nets.magnitude_vocoders import MagnitudeVocos
@@ -181,6 +183,16 @@ def test_the_shortcut_is_solved_for_before_the_first_batch(tmp_path):
     other = VocoderTask(backbone("mel_hubert"), start(), **arguments)
     trainer(tmp_path, **runs).fit(other, data)
     assert other.generator.shortcut.weight.abs().max() == 0
+    speech = EmbeddedCorpus(3, 24000)
+    for name, samples in zip(speech.names, speech.lengths, strict=True):
+        np.save(tmp_path / f"{name}.npy", np.random.default_rng(0).normal(size=(32, samples // 480)).astype(np.float32))
+    cached = VocoderData(
+        None, 24000, 8 * 480, features=FeatureOptions(str(tmp_path), 480), corpus=CorpusOptions(embedded_utterances=3),
+        split=ValidationSplit(items=1, seconds=0.5), batch_size=2,
+    )  # fmt: skip
+    other = VocoderTask(backbone("mel_hubert"), start(), least_squares=1, **arguments)
+    trainer(tmp_path, **runs).fit(other, cached)
+    assert other.generator.shortcut.weight.abs().max() > 0
     sharding = SingleDeviceStrategy("cpu")
     sharding.shards_weights = True
     task = VocoderTask(backbone("mel_hubert"), start(), least_squares=2, **arguments)

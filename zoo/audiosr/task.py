@@ -24,8 +24,7 @@ from zoo.training.datamodule import ZooDataModule
 from zoo.training.freezing import freeze, set_frozen_eval
 from zoo.training.resume import item_seed
 from zoo.training.strategies.sharding import gather_weights
-from zoo.training.task import CompileMode as CompileMode
-from zoo.training.task import OptimizerCallable, SingleOptimizerTask, WeightedMeans, compile_module
+from zoo.training.task import CompileMode, OptimizerCallable, SingleOptimizerTask, WeightedMeans, compile_module
 
 log = logging.getLogger(__name__)
 

@@ -113,11 +113,11 @@ class Converter(ABC, Generic[File]):
         """Read the tensors of a file of the project under our task's names, for `init_from`; see `describe`."""
         return self._task_state(self.read(Path(path)), Path(path))
 
-    def convert(self, source: Path | str | nn.Module, target: Path | str, *args: Any, **options: Any) -> dict[str, Any]:
+    def convert(self, source: Path | str, target: Path | str, *args: Any, **options: Any) -> dict[str, Any]:
         """Convert an original to ours, or ours to an original.
 
         Args:
-            source: a file of the project; or our checkpoint, our run folder, or a net.
+            source: a file of the project; or our checkpoint or run folder. A net is written by `to_original`.
             target: for an original, a `.ckpt` file, or else an export folder; for ours, the file to write.
             args: options of the system, where it has any.
             options: the same by name.
@@ -129,10 +129,7 @@ class Converter(ABC, Generic[File]):
             FileNotFoundError: when there is no source.
             ValueError: when the layout is not known or the target format cannot hold the source.
         """
-        target = Path(target)
-        if isinstance(source, nn.Module):
-            return {"system": self.system, **self._from_module(source, target, *args, **options)}
-        source = Path(source)
+        source, target = Path(source), Path(target)
         original = self._read_unless_zoo(source, *args, **options)
         if original is None:
             report = self.from_zoo(source, target, *args, **options)
@@ -159,13 +156,13 @@ class Converter(ABC, Generic[File]):
         content = load_original(path) if content is None else content
         if not isinstance(content, Mapping):
             raise ValueError(f"{path} holds a {type(content).__name__}, not a dict of tensors; {self.formats}")
-        return self.parse_content(content, path, **options)
+        return self.parse_content(content, path)
 
     def _read_source(self, source: Path, *args: Any, **options: Any) -> File:
         """Read the source of a conversion."""
         return self.read(source)
 
-    def parse_content(self, content: Mapping[str, Any], path: Path, *args: Any, **options: Any) -> File:
+    def parse_content(self, content: Mapping[str, Any], path: Path) -> File:
         """Recognise the layout of a loaded file and rename its tensors."""
         raise NotImplementedError
 
@@ -232,14 +229,9 @@ class Converter(ABC, Generic[File]):
         """Return further options of `to_original`, from our checkpoint; may refuse it, and add notes."""
         return {}
 
-    @abstractmethod
     def to_original(self, module: nn.Module, path: Path | str, *args: Any, **kwargs: Any) -> None:
-        """Write a net as a file of the project."""
-
-    def _from_module(self, module: nn.Module, target: Path, *args: Any, **options: Any) -> dict[str, Any]:
-        """Write a net as a file of the project; returns the report."""
-        self.to_original(module, target, *args, **options)
-        return {"target": [str(target)], "tensors": len(module.state_dict())}
+        """Write a net as a file of the project, where its files hold one net."""
+        raise NotImplementedError
 
 
 def load_original(path: Path) -> Any:

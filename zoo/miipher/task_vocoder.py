@@ -97,7 +97,8 @@ class VocoderTask(HiFiGANTask):
         super().on_train_start()
         if self.least_squares and not self.global_step:
             generator = cast(MagnitudeVocos, self.generator)
-            generator.fit_shortcut((self.features(batch), batch["audio"]) for batch in self._first_batches())
+            batches = map(self._with_features, self._first_batches())
+            generator.fit_shortcut((batch["features"], batch["audio"]) for batch in batches)
 
     def _first_batches(self) -> Iterator[Batch]:
         """Batches of the first epochs' items, in the corpus' order; the loader is left alone."""

@@ -88,6 +88,20 @@ def test_the_nets_that_it_names(tmp_path: Path, layout: str) -> None:
     assert any("no audio in" in line for line in unmapped)
 
 
+def test_audiosrs_own_configuration(tmp_path: Path) -> None:
+    path = written_files(tmp_path, "audiosr")
+    values = yaml.safe_load(path.read_text())
+    del values["data"]
+    values["model"]["target"] = "audiosr.latent_diffusion.models.ddpm.LatentDiffusion"
+    stft, mel = {"filter_length": 1024, "hop_length": 441}, {"n_mel_channels": 128, "mel_fmin": 20}
+    values["preprocessing"] = {"audio": {"sampling_rate": 44100}, "stft": stft, "mel": mel}
+    path.write_text(yaml.safe_dump(values))
+    recipe, _ = convert_config(path)
+    sizes = {"sample_rate": 44100, "n_fft": 1024, "hop_length": 441, "n_mels": 128, "f_min": 20}
+    assert recipe["model"]["init_args"]["features"]["init_args"] == {"kind": "audiosr", **sizes}
+    assert recipe["data"]["init_args"]["segment_samples"] == round(10.24 * 44100)
+
+
 def test_weights_to_start_from(tmp_path: Path) -> None:
     (tmp_path / "step_1.pt").touch()
     start = {"pretrained_path": str(tmp_path / "step_1.pt"), "freeze_substrings": ["input_blocks"]}

@@ -14,6 +14,7 @@ from zoo.audiosr.data.crops import SilenceFilter
 from zoo.audiosr.data.datamodule import SuperResolutionData, ValidationSplit
 from zoo.audiosr.data.simulate import Simulation
 from zoo.cli.main import main
+from zoo.hifigan.data import VocoderData
 
 RATE = 16000
 SEGMENT = 4000
@@ -199,6 +200,13 @@ def test_each_clip_has_a_counterpart_of_its_own(
             files.write(tmp_path / "p" / folder / name, np.full(8000, 0.1, np.float32), RATE)
     with pytest.raises(ValueError, match=rf"{misfits} files.*(a/)?x"):
         data(tmp_path / "p", tmp_path, mode="paired")
+
+
+def test_vocoder_data_of_the_same_folder_have_another_cache(corpus: Path, tmp_path: Path) -> None:
+    folder, cache = corpus / "train" / "high", tmp_path / "cache"
+    data(folder, tmp_path)
+    VocoderData(str(folder), RATE, corpus=CorpusOptions(str(cache))).prepare_data()
+    assert len(list(cache.glob("*/audio.i16"))) == 2
 
 
 def test_cache_before_training(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

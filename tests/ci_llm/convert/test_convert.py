@@ -14,7 +14,7 @@ from zoo.ci_llm import Agents, Backbone, ByteTokenizer, Crowd
 from zoo.ci_llm.convert import convert, convert_config, describe, from_original, is_original, to_original
 from zoo.ci_llm.convert.checkpoints import adapters_of
 from zoo.ci_llm.convert.read import META
-from zoo.ci_llm.convert.write import write_original
+from zoo.ci_llm.convert.write import write_original, write_peft
 from zoo.ci_llm.nets.backbone import positions
 from zoo.runs.load import load
 
@@ -45,7 +45,7 @@ def test_wrong_backbone(backbone, tmp_path):
     with pytest.raises(ValueError, match=r"belongs to crowd\.backbone"):
         convert(tmp_path / "run/a.ckpt", tmp_path / "back", other)
     wide = write_backbone(tmp_path / "wide", hidden_size=64)
-    convert(made(backbone, 2), tmp_path / "peft")
+    write_peft(tmp_path / "peft", adapters_of(made(backbone, 2)))
     with pytest.raises(ValueError, match="does not fit the backbone"):
         from_original(tmp_path / "peft", wide)
 
@@ -133,6 +133,6 @@ def test_folders_that_peft_wrote(tmp_path):
     logits = loaded(ids, mask)
     for agent, expected_logits in enumerate(expected):
         torch.testing.assert_close(logits[agent][mask == 1], expected_logits[mask == 1], atol=1e-5, rtol=1e-5)
-    convert(loaded, tmp_path / "peft_again")
+    write_peft(tmp_path / "peft_again", adapters_of(loaded))
     again = from_original(tmp_path / "peft_again", backbone=tmp_path / "backbone")
     torch.testing.assert_close(again(ids, mask), logits)

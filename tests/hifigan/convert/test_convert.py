@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 import zoo
 from zoo.audio.analysis.mel import LogMel
@@ -357,8 +358,10 @@ def test_generator_of_other_features(tmp_path: Path) -> None:
     for refuse in (lambda: convert(tmp_path, tmp_path / "ours.ckpt"), lambda: convert_config(tmp_path)):
         with pytest.raises(ValueError, match="no mel"):
             refuse()
-    for key in mel[:-1]:  # half a mel is refused
-        (tmp_path / "config.json").write_text(json.dumps({name: CONFIG[name] for name in CONFIG if name != key}))
+    lacking = {key: {name: CONFIG[name] for name in CONFIG if name != key} for key in mel[:-1]}  # half a mel
+    del config["sampling_rate"]
+    for key, settings in {**lacking, "sampling_rate": config}.items():
+        (tmp_path / "config.json").write_text(json.dumps(settings))
         for refuse in (lambda: convert(tmp_path, tmp_path / "other"), lambda: convert_config(tmp_path)):
             with pytest.raises(ValueError, match=f"lacks {key}"):
                 refuse()
@@ -372,3 +375,7 @@ def test_vocos_format_has_one_mel(tmp_path: Path) -> None:
             VocosConverter().to_original(net, tmp_path, LogMel(**sizes, mel_scale="htk", **floors), arguments)
     mel = LogMel(**sizes, mel_scale="htk", magnitude_floor=0.0, floor=1e-7)
     VocosConverter().to_original(net, tmp_path / "fits", mel, arguments)
+    config = yaml.safe_load((tmp_path / "fits" / "config.yaml").read_text())
+    (tmp_path / "fits" / "config.yaml").write_text(yaml.safe_dump(config | {"backbone": None}))
+    with pytest.raises(ValueError, match="backbone"):
+        convert(tmp_path / "fits", tmp_path / "ours")

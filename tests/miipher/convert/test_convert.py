@@ -362,6 +362,15 @@ def test_a_vocoder_alone_becomes_an_export(tmp_path: Path) -> None:
     assert "from_mel" in card and "soundfile" not in card
 
 
+def test_a_vocoder_of_odd_stages(tmp_path: Path) -> None:
+    model = Generator(16, 16, (7, 7, 3, 3), (16, 16, 8, 8), "2", (3,), ((1, 2),), output_padding=0)
+    to_original(model, tmp_path / "vocoder.ckpt")
+    convert(tmp_path / "vocoder.ckpt", tmp_path / "exported")
+    assert load(tmp_path / "exported").generator.output_padding == 0
+    notes = convert(tmp_path / "vocoder.ckpt", tmp_path / "ours.ckpt")["notes"]
+    assert "--init_from" in notes[0] and "folder" in notes[0]
+
+
 def test_what_the_originals_cannot_hold(folder: Path, state: State, tmp_path: Path) -> None:
     convert(bare(state, tmp_path), tmp_path / "ours.ckpt", backbone=folder)
     (tmp_path / "mine").mkdir()
@@ -399,16 +408,14 @@ ADAPTER_YAML = """
 model: {hubert_model_name: microsoft/wavlm-base, hubert_layer: 2, adapter_hidden_dim: 768, model_type: hubert}
 dataset: {path_pattern: "jvs-{000000..000025}.tar.gz", shuffle: 1000}
 batch_size: 8
-steps: 60000
-validation_interval: 1000
+steps: 6e4
+validation_interval: 1e3
 training: {gradient_accumulation_steps: 2, mixed_precision: fp16}
 optim: {lr: 2e-4, weight_decay: 0.01, betas: [0.9, 0.95], max_grad_norm: 1.0, scheduler: SCHEDULER}
 loader: {num_workers: 8, pin_memory: true}
 """
-CONSTANT = "{name: constant_with_warmup, warmup_steps: 100}"
-RESTARTS = (
-    "{name: cosine_with_restarts, warmup_steps: 10000, first_cycle_steps: 100000, cycle_mult: 1.0, min_lr: 1.0e-6}"
-)
+CONSTANT = "{name: constant_with_warmup, warmup_steps: 1e2}"
+RESTARTS = "{name: cosine_with_restarts, warmup_steps: 10000, first_cycle_steps: 1e5, cycle_mult: 1.0, min_lr: 1.0e-6}"
 
 
 def test_adapter_configurations(tmp_path: Path) -> None:
@@ -419,6 +426,7 @@ def test_adapter_configurations(tmp_path: Path) -> None:
     assert recipe["trainer"]["precision"] == "16-mixed"
     trainer = recipe["trainer"]
     assert (trainer["max_steps"], trainer["val_check_interval"], trainer["accumulate_grad_batches"]) == (30000, 1000, 2)
+    assert isinstance(trainer["val_check_interval"], int)  # a float would be a share of an epoch
     assert recipe["checkpoints"]["every_n_steps"] == 500
     arguments = recipe["model"]["init_args"]
     assert arguments["encoder"]["init_args"]["backbone"]["init_args"]["family"] == "wavlm_as_hubert"

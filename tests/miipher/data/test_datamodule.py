@@ -147,15 +147,18 @@ def test_degraded_version_has_the_length_of_its_clip(tmp_path: Path, samples: in
             ready(**options)
 
 
-@pytest.mark.parametrize("kind", [SpeechData, VocoderSegments])
+@pytest.mark.parametrize(
+    ("kind", "frame", "options"),
+    [(SpeechData, 320, {}), (VocoderSegments, 320, {}), (VocoderSegments, 640, {"frame_rate": 25})],
+)
 def test_clips_shorter_than_a_frame_are_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: type[SpeechData]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: type[SpeechData], frame: int, options: dict[str, Any]
 ) -> None:
     write_clips(tmp_path / "clean", "1", "3", "4")
-    write_clips(tmp_path / "clean", "2", "5", samples=319)
-    module = ready(kind, tmp_path / "clean", items=2)
+    write_clips(tmp_path / "clean", "2", "5", samples=frame - 1)
+    module = ready(kind, tmp_path / "clean", items=2, **options)
     assert (len(module.train_set), len(module.val_set)) == (2, 1)
-    assert len(module.val_set[0]["input"]) >= 320
+    assert len(module.val_set[0]["input"]) >= frame
     assert "2.wav" in caplog.text and "5.wav" in caplog.text
 
 

@@ -162,9 +162,9 @@ def test_whispers_encoder_out_of_a_folder_of_the_recogniser(tmp_path: Path):
 def test_feature_loss_counts_valid_frames_alone():
     target = torch.ones(2, 3, 2)
     prediction = target + torch.tensor([[1.0, 2.0, 100.0], [1.0, 100.0, 100.0]])[..., None]
-    terms = feature_loss(prediction, target, torch.tensor([2, 1]))
+    terms = feature_loss(prediction, target, torch.tensor([2, 1]), "batch")
     assert float(terms["mae"]) == pytest.approx(4 / 3)
     assert float(terms["mse"]) == pytest.approx(6 / 3)
     assert float(terms["sc"]) == pytest.approx(12 / 6)
-    full = feature_loss(prediction[:1, :2], target[:1], None)
+    full = feature_loss(prediction[:1, :2], target[:1], torch.tensor([3]), "item")
     assert float(full["mae"]) == pytest.approx(1.5)

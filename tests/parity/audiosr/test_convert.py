@@ -34,7 +34,7 @@ def test_set_a_and_back(folder: Path, io: dict[str, Tensor], tmp_path: Path) -> 
     1e-4 away from its own recording.
     """
     source, actual, back = folder / "set_a" / "step_7.pt", tmp_path / "ours.ckpt", tmp_path / "back" / "step_7.pt"
-    components = from_original(source, config=folder / "set_a" / "config.yaml")
+    components = from_original(source)
 
     def evaluate(autoencoder: nn.Module, net: nn.Module, io: dict[str, Tensor]) -> dict[str, Tensor]:
         clip = io["ge_in"].mT
@@ -72,7 +72,8 @@ def test_audiosrs_layout(folder: Path, tmp_path: Path) -> None:
     sizes = json.loads((folder / "common" / "audiosr_unet_config.json").read_text())
     hifigan = json.loads((folder / "common" / "vocoder_config.json").read_text())
     config = {"model": {"params": {"unet_config": {"params": sizes}}}, "vocoder": hifigan}
-    components = from_original(path, config)
+    path.with_name("config.yaml").write_text(json.dumps(config))
+    components = from_original(path)
     vocoder_net = components["vocoder"]
     assert (describe(path)["format"], describe(path)["image axes"]) == ("audiosr", "time, mel")
     assert float(components["net"].latent_scale) == pytest.approx(0.37)

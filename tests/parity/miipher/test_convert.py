@@ -47,7 +47,8 @@ def test_features_and_losses(folder: Path, waveforms: dict[str, Tensor], case: s
     def evaluate(cleaner: Cleaner, waveforms: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         results = {f"features_{kind}": cleaner(waveforms[f"{kind}_16k"]) for kind in ("noisy", "clean")}
         results["target_clean"] = cleaner.target(waveforms["clean_16k"])
-        terms = feature_loss(results["features_noisy"], results["target_clean"], None)
+        noisy, target = results["features_noisy"], results["target_clean"]
+        terms = feature_loss(noisy, target, torch.full((len(target),), target.shape[1]), "batch")
         return {name: results[name] for name in features}, {**terms, "total": sum(terms.values())}
 
     exact = assert_agrees(evaluate, cleaner, waveforms, recorded=(features, losses))

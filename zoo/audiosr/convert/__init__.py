@@ -18,8 +18,6 @@ from zoo.runs.components import is_export
 
 __all__ = ["convert", "convert_config", "describe", "from_original", "is_original", "original_state"]
 
-Config = Mapping[str, Any] | Path | str | None
-
 
 class AudioSRConverter(Converter[AudioSRFile]):
     """ProjectLily's `.pt` and AudioSR's `.bin`, with the original's config.yaml next to them."""
@@ -27,23 +25,18 @@ class AudioSRConverter(Converter[AudioSRFile]):
     system, task, inference = "audiosr", "zoo.audiosr.DiffusionTask", INFERENCE
     formats = FORMATS
 
-    def from_original(
-        self, path: Path | str, config: Config = None, ema: bool = True, allow_partial: bool = False
-    ) -> dict[str, nn.Module]:
+    def from_original(self, path: Path | str, ema: bool = True, allow_partial: bool = False) -> dict[str, nn.Module]:
         """Build the components of `zoo.audiosr.Restorer` of a file by name, time first, in evaluation mode.
 
         Args:
-            path: ProjectLily's `.pt` or AudioSR's `.bin`.
-            config: the original's config.yaml or its content; None takes one next to the file. It has what shapes
-                do not show, above all the channels per attention head (32 without).
+            path: ProjectLily's `.pt` or AudioSR's `.bin`. The original's config.yaml next to it has what shapes do not
+                show, above all the channels per attention head (32 without).
             ema: take averaged parameters where the file has them.
             allow_partial: take a global encoder without its projection, which is random then.
         """
-        return build_components(self.read(Path(path), config=config), ema, allow_partial)
+        return build_components(self.read(Path(path)), ema, allow_partial)
 
-    def convert(
-        self, source: Path | str | nn.Module, target: Path | str, allow_partial: bool = False
-    ) -> dict[str, Any]:
+    def convert(self, source: Path | str, target: Path | str, allow_partial: bool = False) -> dict[str, Any]:
         """Convert an original to ours, or ours to an original; see `Converter.convert`.
 
         Args:
@@ -55,13 +48,9 @@ class AudioSRConverter(Converter[AudioSRFile]):
         """
         return super().convert(source, target, allow_partial=allow_partial)
 
-    def to_original(self, module: nn.Module, path: Path | str) -> None:
-        """Refuse: a file holds several nets."""
-        raise ValueError(f"{path}: a file of AudioSR holds several nets; convert a run, a checkpoint or an export")
-
-    def parse_content(self, content: Mapping[str, Any], path: Path, config: Config = None) -> AudioSRFile:
+    def parse_content(self, content: Mapping[str, Any], path: Path) -> AudioSRFile:
         """Parse a loaded file; see `Converter.parse_content`."""
-        return parse_content(content, path, companion_config(path, config))
+        return parse_content(content, path, companion_config(path))
 
     def describe_content(self, original: AudioSRFile, path: Path) -> dict[str, Any]:
         """Summarise a file; see `Converter.describe_content`."""

@@ -58,10 +58,12 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     if wrong := [name for name in SECTIONS if config.get(name) and not isinstance(config[name], dict)]:
         raise ValueError(f"{path}: {wrong[0]} must be a table of settings")
     params = config["model"]["params"]
-    model = {key: value for key, value in params.items() if key not in NETS}
-    tables = {**{name: config.get(name) or {} for name in SECTIONS}, "model": model}
+    options = {key: value for key, value in params.items() if key not in NETS}
+    tables = {**{name: config.get(name) or {} for name in SECTIONS}, "model": options}
     settings = SettingsReader(tables, path, IMPLIED, HINTS)
     layout = TARGETS.get(str(config["model"].get("target") or "").partition(".")[0], "audiosr")
+    model = _model(settings, config, layout)
+    rate = model["features"]["init_args"]["sample_rate"]
     recipe: dict[str, Any] = {
         "seed_everything": settings.number("experiment.seed", 1337, int),
         "trainer": _trainer(settings),
@@ -69,8 +71,8 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
             "every_n_steps": settings.number("train.save_interval_steps", 25, int),
             "monitor": "val/loss",
         },
-        "model": component("zoo.audiosr.DiffusionTask", **_model(settings, params, layout)),
-        "data": component("zoo.audiosr.SuperResolutionData", **_data(settings)),
+        "model": component("zoo.audiosr.DiffusionTask", **model),
+        "data": component("zoo.audiosr.SuperResolutionData", **_data(settings, rate)),
     }
     _schedule(settings, recipe)
     _start(settings, recipe)
@@ -107,8 +109,9 @@ def _trainer(settings: SettingsReader) -> dict[str, Any]:
     }
 
 
-def _model(settings: SettingsReader, params: Mapping[str, Any], layout: str) -> dict[str, Any]:
+def _model(settings: SettingsReader, config: Mapping[str, Any], layout: str) -> dict[str, Any]:
     """Arguments of `DiffusionTask`, the schedule left out."""
+    params = config["model"]["params"]
     sizes = section(params, "first_stage_config", "params", "ddconfig")
     prediction = str(settings.get("model.parameterization", "v"))
     schedule = str(settings.get("model.beta_schedule", "cosine"))
@@ -117,20 +120,21 @@ def _model(settings: SettingsReader, params: Mapping[str, Any], layout: str) -> 
             f"{settings.path}: parameterization is one of {', '.join(PREDICTIONS)} and beta_schedule cosine; found "
             f"{prediction!r} and {schedule!r}"
         )
-    data = {key: settings.get(f"data.{key}") for key, _ in FEATURES.values()}
-    data["sample_rate"] = data["sample_rate"] or SAMPLE_RATE
+    data = {key: value for key, _ in FEATURES.values() if (value := settings.get(f"data.{key}")) is not None}
+    kind = "audiosr" if layout == "audiosr" else "projectlily"
+    features = describe_features({**config, "data": data}, kind, sizes.get("mel_bins"))
+    rate = features["init_args"].get("sample_rate", SAMPLE_RATE)
+    features["init_args"]["sample_rate"] = to_number(rate, int, f"{settings.path}: sample_rate")
     steps = settings.number("model.timesteps", STEPS, int)
     latents = to_number(sizes.get("z_channels", 16), int, "z_channels")
-    rate = settings.number("model.base_learning_rate", settings.values.get("train.lr", 1e-4))
+    learning_rate = settings.number("model.base_learning_rate", settings.values.get("train.lr", 1e-4))
     betas = [to_number(beta, float, "train.betas") for beta in settings.get("train.betas", (0.9, 0.99))]
     decay = settings.number("train.weight_decay", 1e-4)
     return {
         "net": _denoiser(settings, section(params, "unet_config", "params"), latents, layout),
         "autoencoder": component("zoo.audiosr.FrozenAutoencoder", source=None, config=_autoencoder(sizes, latents)),
         "vocoder": None,
-        "features": describe_features(
-            {"data": data}, "audiosr" if layout == "audiosr" else "projectlily", sizes.get("mel_bins")
-        ),
+        "features": features,
         "diffusion": component("zoo.audiosr.CosineDiffusion", steps=steps, prediction=PREDICTIONS[prediction]),
         "losses": {"latent": component("zoo.audiosr.Latent", distance=str(settings.get("model.loss_type", "l2")))},
         "latent_scale": "auto" if layout == "audiosr" else settings.number("model.scale_factor", 1.0),
@@ -146,7 +150,7 @@ def _model(settings: SettingsReader, params: Mapping[str, Any], layout: str) -> 
             "mode": str(settings.get("train.compile_mode", "default")),
             "fullgraph": settings.flag("train.compile_fullgraph", False),
         },
-        "optimizer": component("torch.optim.AdamW", lr=rate, betas=betas, weight_decay=decay),
+        "optimizer": component("torch.optim.AdamW", lr=learning_rate, betas=betas, weight_decay=decay),
     }
 
 
@@ -192,15 +196,14 @@ def _denoiser(settings: SettingsReader, unet: Mapping[str, Any], latents: int, l
     return component("zoo.audiosr.Denoiser", unet=net, global_encoder=encoder)
 
 
-def _data(settings: SettingsReader) -> dict[str, Any]:
+def _data(settings: SettingsReader, sample_rate: int) -> dict[str, Any]:
     for key, usual in (("data.high_dir_name", "high"), ("data.low_dir_name", "low")):
         if (name := settings.get(key, usual)) != usual:
             settings.notes.append(f"{key}: the folder {name} must be called {usual} here")
-    rate = settings.number("data.sample_rate", SAMPLE_RATE, int)
     return {
         "root": str(settings.get("data.dataset_root", "data")),
         "sample_rate": "${model.init_args.features.init_args.sample_rate}",
-        "segment_samples": round(rate * settings.number("data.segment_seconds", 10.24)),
+        "segment_samples": round(sample_rate * settings.number("data.segment_seconds", 10.24)),
         "split": {
             "ratio": settings.number("data.valid_ratio", 0.05),
             "seed": settings.number("data.split_seed", 1337, int),

@@ -142,12 +142,8 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def companion_config(path: Path, config: Mapping[str, Any] | Path | str | None) -> dict[str, Any]:
-    """Return the configuration of a file: the given one, or config.yaml next to the file, or {}."""
-    if isinstance(config, Mapping):
-        return dict(config)
-    if config is not None:
-        return read_config(Path(config))
+def companion_config(path: Path) -> dict[str, Any]:
+    """Return the configuration next to a file, its config.yaml; {} without one."""
     try:
         return read_config(path.with_name(CONFIG_NAME))
     except (FileNotFoundError, ValueError):

@@ -26,7 +26,7 @@ from zoo.convert.engine import read_zoo_checkpoint
 from zoo.convert.tensor_names import State, add_prefix, select_prefix
 from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.hifigan.nets.generator import Generator
-from zoo.runs.checkpoints import best_checkpoint, find_checkpoint, find_checkpoints, parse_step
+from zoo.runs.checkpoints import best_checkpoint, find_checkpoint, find_checkpoints, load_checkpoint, parse_step
 from zoo.runs.components import is_export, read_components
 from zoo.runs.load import build_components
 from zoo.runs.run_info import read_run
@@ -49,10 +49,10 @@ class Nets:
 
     autoencoder: AutoencoderKL
     net: Denoiser
+    features: MelFeatures
     vocoder: WaveformGenerator | None = None
     averaged: State = field(default_factory=dict)  # parameters of the denoiser by name; empty without
     diffusion: CosineDiffusion = field(default_factory=CosineDiffusion)
-    features: MelFeatures | None = None  # None where they are not known
 
 
 def choose_layout(net: Denoiser, autoencoder: AutoencoderKL, suffix: str) -> str:
@@ -196,9 +196,9 @@ def hidden_settings(nets: Nets) -> dict[str, dict[str, Any]]:
 def original_config(nets: Nets, layout: str, arguments: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the configuration from which the original builds nets with these arguments, by component."""
     module, features = layouts.LAYOUTS[layout].module, nets.features
-    mel_bins = {"mel_bins": features.n_mels} if features else {}
     vae = arguments["vae"]
-    sizes = {**FIRST_STAGE, **net_sizes.autoencoder_settings(vae), "dropout": vae["dropout"], **mel_bins}
+    sizes = FIRST_STAGE | net_sizes.autoencoder_settings(vae)
+    sizes |= {"dropout": vae["dropout"], "mel_bins": features.n_mels}
     first_stage = {
         "target": f"{module}.AudioSRAutoEncoderKL",
         "params": {"ddconfig": sizes, "embed_dim": vae["latent_channels"]},
@@ -224,10 +224,11 @@ def original_config(nets: Nets, layout: str, arguments: Mapping[str, Mapping[str
         "cond_stage_config": {"concat_lowpass_cond": {"target": f"{module}.VAEFeatureExtract", **condition}},
         "unet_config": {"target": f"{module}.UNetModel", "params": unet},
     }
-    config: dict[str, Any] = {"model": {"target": f"{module}.LatentDiffusion", "params": params}}
-    if features is not None:
-        values = {**vars(features), "f_min": features.mel.f_min, "f_max": features.mel.f_max}
-        config["data"] = {key: values[name] for name, (key, _) in FEATURES.items()}
+    values = {**vars(features), "f_min": features.mel.f_min, "f_max": features.mel.f_max}
+    config: dict[str, Any] = {
+        "model": {"target": f"{module}.LatentDiffusion", "params": params},
+        "data": {key: values[name] for name, (key, _) in FEATURES.items()},
+    }
     if "vocoder" in arguments:
         names = ("upsample_rates", "resblock_dilation_sizes")
         config["vocoder"] = {name: arguments["vocoder"][name] for name in names}
@@ -249,7 +250,7 @@ def write_original(nets: Nets, layout: str, path: Path) -> list[str]:
     companion = path.with_name(layouts.CONFIG_NAME)
     path.parent.mkdir(parents=True, exist_ok=True)
     if companion.exists():
-        described = net_sizes.describe_nets(layouts.parse_content(content, path, layouts.companion_config(path, None)))
+        described = net_sizes.describe_nets(layouts.parse_content(content, path, layouts.companion_config(path)))
         if {name: spec["init_args"] for name, spec in described.items()} != arguments:
             raise ValueError(f"{companion} is the configuration of other nets: name another folder")
     else:
@@ -269,7 +270,7 @@ def from_zoo(source: Path, target: Path) -> dict[str, Any]:
         layout = choose_layout(nets.net, nets.autoencoder, file.suffix)
         notes += write_original(nets, layout, file)
         kind = "audiosr" if layout == "audiosr" else "projectlily"
-        if nets.features is not None and nets.features.kind != kind:
+        if nets.features.kind != kind:
             notes.append(f"features.kind is {nets.features.kind}, the layout's programs compute the mels of {kind}")
         if not nets.averaged:
             notes.append(f"{origin.name} has no averaged weights: {file.name} holds the live ones alone")
@@ -293,8 +294,11 @@ def list_targets(source: Path, target: Path) -> dict[Path, Path]:
 
 
 def original_name(checkpoint: Path) -> str:
-    """Return the original's name of a checkpoint of ours."""
-    return f"{'best_' if checkpoint.name.startswith('best-') else ''}step_{parse_step(checkpoint)}.pt"
+    """Return the original's name of a checkpoint of ours; the step is the file's where its name has none."""
+    step = parse_step(checkpoint)
+    if step < 0:
+        step = load_checkpoint(checkpoint, mmap=True)["global_step"]
+    return f"{'best_' if checkpoint.name.startswith('best-') else ''}step_{step}.pt"
 
 
 def _read_zoo(source: Path) -> Nets:
@@ -317,4 +321,4 @@ def _read_zoo(source: Path) -> Nets:
     vocoder = components["vocoder"].net if isinstance(components.get("vocoder"), FrozenVocoder) else None
     averaged = {name: value for name, value in averaged.items() if name in parameters}
     autoencoder = components["autoencoder"].net
-    return Nets(autoencoder, net, vocoder, averaged, components["diffusion"], components["features"])
+    return Nets(autoencoder, net, components["features"], vocoder, averaged, components["diffusion"])

@@ -188,11 +188,11 @@ class SuperResolutionData(ZooDataModule):
 
     def _corpora(self, part: Part) -> list[tuple[Sequence[Path], Path, Path]]:
         """Return files, cache folder and root of a part's high and, in paired data, low clips."""
-        return [
-            (paths, cache_dir(Path(self.corpus.cache), root, self.sample_rate, part.lists), root)
-            for paths, root in ((part.high, part.folder), (part.low, part.low_folder))
-            if paths
-        ]
+        high, low = (
+            cache_dir(self.corpus.cache, root, self.sample_rate, part.lists) for root in (part.folder, part.low_folder)
+        )
+        high = high.with_name(f"{high.name}-full")  # a vocoder's has files of a lower rate, too
+        return [(part.high, high, part.folder), *([(part.low, low, part.low_folder)] if part.low else [])]
 
     def _recordings(self, part: Part) -> Recordings:
         high, *low = (self._open(folder) for _, folder, _ in self._corpora(part))

@@ -34,13 +34,11 @@ class AdapterConverter(Converter[Adapters]):
         path = Path(path)
         return build_crowd(self.read(path), path, backbone)[0]
 
-    def convert(
-        self, source: Path | str | nn.Module, target: Path | str, backbone: Path | str | None = None
-    ) -> dict[str, Any]:
+    def convert(self, source: Path | str, target: Path | str, backbone: Path | str | None = None) -> dict[str, Any]:
         """Convert between the three formats.
 
         Args:
-            source: a checkpoint folder of CI-LLM; PEFT folders; our checkpoint or run folder; or a crowd.
+            source: a checkpoint folder of CI-LLM; PEFT folders; or our checkpoint or run folder.
             target: a `.ckpt` file for our checkpoint. Or a folder: named `checkpoint_step_...` or `final_checkpoint` it
                 becomes CI-LLM's, named `peft...` PEFT folders; with another name it becomes PEFT folders from
                 CI-LLM's, and CI-LLM's from all else.
@@ -61,7 +59,9 @@ class AdapterConverter(Converter[Adapters]):
         Args:
             progress: `epoch`, `global_step`, `config`, `completed`, as far as known.
         """
-        self._write(_adapters_of(module, progress), Path(path), as_peft=False)
+        if not isinstance(module, Crowd):
+            raise ValueError(f"expected a Crowd, found {type(module).__name__}")
+        self._write(adapters_of(module, progress), Path(path), as_peft=False)
 
     def read(self, path: Path, *args: Any, content: Any = None, **options: Any) -> Adapters:
         """Read a folder of adapters, see `zoo.ci_llm.convert.read.read`; it is no file, so there is no `content`."""
@@ -103,9 +103,6 @@ class AdapterConverter(Converter[Adapters]):
         adapters, notes = read_checkpoint(find_checkpoint(source), options["backbone"])
         return self._to_folder(adapters, target, False, notes)
 
-    def _from_module(self, module: nn.Module, target: Path, **options: Any) -> dict[str, Any]:
-        return {"source": type(module).__name__, **self._to_folder(_adapters_of(module), target, False, [])}
-
     def _to_folder(self, adapters: Adapters, target: Path, from_original: bool, notes: list[str]) -> dict[str, Any]:
         if target.suffix == ".ckpt":
             raise ValueError(
@@ -120,9 +117,3 @@ class AdapterConverter(Converter[Adapters]):
         if target.exists() and not self.is_original(target) and not (target.is_dir() and not any(target.iterdir())):
             raise ValueError(f"{target} exists and holds something else; choose another folder")
         (write_peft if as_peft else write_original)(target, adapters)
-
-
-def _adapters_of(module: nn.Module, progress: Mapping[str, Any] | None = None) -> Adapters:
-    if not isinstance(module, Crowd):
-        raise ValueError(f"expected a Crowd, found {type(module).__name__}")
-    return adapters_of(module, progress)

@@ -34,7 +34,7 @@ def original_state(path: Path | str) -> dict[str, Any]:
     return _select(path).original_state(path)
 
 
-def convert(source: Path | str | nn.Module, target: Path | str) -> dict[str, Any]:
+def convert(source: Path | str, target: Path | str) -> dict[str, Any]:
     """Convert an original to ours, or ours to an original; see `Converter.convert`."""
     return _select(source).convert(source, target)
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from zoo.convert.network_description import component
 from zoo.convert.tensor_names import State
 from zoo.hifigan.nets.antialiasing import AntiAliasedActivation, low_pass_filter
+from zoo.hifigan.nets.discriminators import PERIOD_CHANNELS
 
 HUB_FILES = ("bigvgan_generator.pt", "bigvgan_discriminator_optimizer.pt")
 _DERIVED = re.compile(r"(\.filter|\.spec_fn\.window|\.resample\.kernel|\.cqt_transform\.\w+)$")
-_PERIOD_CHANNELS = (32, 128, 512, 1024, 1024)
 # the original's key, our argument, its value where a config lacks the key
 GENERATOR_KEYS: dict[str, tuple[str, Any]] = {
     "activation": ("activation", None),
@@ -81,7 +81,7 @@ def discriminators(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     mpd = component(
         "zoo.hifigan.MultiPeriodDiscriminator",
         periods=config.get("mpd_reshapes", [2, 3, 5, 7, 11]),
-        channels=[int(channels * width) for channels in _PERIOD_CHANNELS],
+        channels=[int(channels * width) for channels in PERIOD_CHANNELS],
     )
     if config.get("use_mbd_instead_of_mrd"):
         sizes = config.get("mbd_fft_sizes", [2048, 1024, 512])

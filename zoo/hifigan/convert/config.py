@@ -103,7 +103,7 @@ def to_recipe(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         "scheduler_g": scheduler,
         "scheduler_d": scheduler,
         "loss_weights": {"g/mel": 45.0, **bigvgan.adversarial_weights("mpd", "msd")},
-        "sample_rate": config["sampling_rate"],
+        **_arguments(config, {"sampling_rate": "sample_rate"}),
     }
     mapped = {*GENERATOR_KEYS, *MEL_KEYS, *DATA_KEYS, *OTHER_KEYS}
     if bigvgan.is_bigvgan(config):

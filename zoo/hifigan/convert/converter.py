@@ -101,10 +101,9 @@ class HifiganConverter(Converter[HifiganFile]):
         front_end = "sample_rate" if arguments["mel"] is None else "mel"
         if front_end != "mel" and is_checkpoint:
             raise ValueError(f"{source}: its config has no mel (n_fft, ...) to train with: convert it to a folder")
-        if isinstance(generator, Generator):
-            if generator.conditioner is not None:
-                raise ValueError(f"{source} has a conditioner: convert it with `zoo convert miipher`")
-            arguments["generator"]["init_args"]["padding_mode"] = generator.padding_mode
+        if generator.conditioner is not None:
+            raise ValueError(f"{source} has a conditioner: convert it with `zoo convert miipher`")
+        arguments["generator"] = layouts.describe_generator(original, settings, source)
         file = layouts.checkpoint_files(source)[0]
         match = FILE_NAME.fullmatch(file.name)
         # the original counts from zero and saves after the step in the name
@@ -201,9 +200,6 @@ class HifiganConverter(Converter[HifiganFile]):
         state = layouts.to_original_names(module.state_dict())
         content = {"generator": bigvgan.to_original_names(state, module) if isinstance(module, BigVGAN) else state}
         write_atomic(path, lambda file: torch.save(content, file))
-
-    def _from_module(self, module: nn.Module, target: Path) -> dict[str, Any]:
-        return super()._from_module(module, target if FILE_NAME.fullmatch(target.name) else target / "g_00000000")
 
 
 def _write_config(path: Path, config: Mapping[str, Any]) -> None:

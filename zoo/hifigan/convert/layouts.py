@@ -243,29 +243,39 @@ def read_settings(path: Path, config: Config = None, settings: Mapping[str, Any]
     return settings | read_settings_file(Path(config))
 
 
-def build_generator(original: HifiganFile, config: Mapping[str, Any], source: Path) -> Generator | BigVGAN:
-    """Build the generator of a file and load its weights; without weight norm where the file has none.
+def describe_generator(original: HifiganFile, config: Mapping[str, Any], source: Path) -> dict[str, Any]:
+    """Describe the generator of a file, with its conditioner, by the original's settings (`config`) and the shapes.
 
-    ValueError when there is no generator, or the original's settings (`config`) and the weights do not fit.
+    ValueError when there is none, or the settings lack a size or are those of another kind of generator.
     """
     state = original.component("generator")
     if not state:
         raise ValueError(f"{source} holds no generator (only {', '.join(group_by_component(original.state))})")
     weight = state.get("conv_pre.weight", state.get(f"conv_pre{_NORM}original1"))
     channels = {} if weight is None else {"num_mels": weight.shape[1]}  # where the config has none
-    arguments = dict(generator_spec(channels | dict(config))["init_args"])
-    table = next((table for name, table in CONDITIONERS.items() if name in state), None)
-    if table is not None:
-        conditioner = build(fill_description(table, OriginalFile(original.layout, state, dict(config)), source))
-        arguments |= {"in_channels": conditioner.in_channels, "conditioner": conditioner}
-    if original.reflect:
-        arguments["padding_mode"] = "reflect"
+    spec = generator_spec(channels | dict(config))
     is_bigvgan = original.layout == "bigvgan"
     if bigvgan.is_bigvgan(config) != is_bigvgan:
         raise ValueError(f"{source} is {'a' if is_bigvgan else 'no'} BigVGAN, its config says otherwise")
-    generator = BigVGAN(**arguments) if is_bigvgan else Generator(**arguments)
-    if is_bigvgan and not bigvgan.filters_match(original.filters):
+    arguments = spec["init_args"]
+    table = next((table for name, table in CONDITIONERS.items() if name in state), None)
+    if table is not None:
+        conditioner = fill_description(table, OriginalFile(original.layout, state, dict(config)), source)
+        arguments |= {"in_channels": conditioner["init_args"]["in_channels"], "conditioner": conditioner}
+    if original.reflect:
+        arguments["padding_mode"] = "reflect"
+    return spec
+
+
+def build_generator(original: HifiganFile, config: Mapping[str, Any], source: Path) -> Generator | BigVGAN:
+    """Build the generator of a file and load its weights; without weight norm where the file has none.
+
+    ValueError as of `describe_generator`, and when the settings and the weights do not fit.
+    """
+    generator: Generator | BigVGAN = build(describe_generator(original, config, source))
+    if isinstance(generator, BigVGAN) and not bigvgan.filters_match(original.filters):
         raise ValueError(f"{source} has filters other than those that BigVGAN's code makes")
+    state = original.component("generator")
     if not any(_NORM in key for key in state):
         generator.remove_weight_norm_()
     else:

@@ -79,7 +79,7 @@ class VocosConverter(Converter[OriginalFile]):
         if not is_state_dict(tensors) or not any(key.startswith("backbone.embed.") for key in tensors):
             raise self._unknown(path, content)
         settings = _settings(path)
-        missing = [name for name in CLASSES if name not in settings]
+        missing = [name for name in CLASSES if not isinstance(settings.get(name), dict)]
         if missing:
             raise ValueError(f"{path.with_name(CONFIG)} lacks {', '.join(missing)}; {self.formats}")
         # windows and mel filters follow from the settings
@@ -179,7 +179,7 @@ def task_arguments(settings: Mapping[str, Any], source: Path) -> dict[str, Any]:
     for name, kind in classes.items():
         if kind not in CLASSES[name]:
             raise ValueError(f"{source}: {name} {kind!r} is not supported; expected {' or '.join(CLASSES[name])}")
-    features, backbone, head = (settings[name].get("init_args", {}) for name in CLASSES)
+    features, backbone, head = (settings[name].get("init_args") or {} for name in CLASSES)
     has_codes = classes["feature_extractor"] == "EncodecFeatures"
     padding, head_padding = features.get("padding", "center"), head.get("padding", "same")
     if not has_codes and head_padding != padding:

@@ -84,7 +84,8 @@ def _block_count(
     if stated is not None and layer is None:
         raise ValueError(
             f"{source}: hubert_layer is {stated} and {count} blocks have adapters; counted from 1 there should be "
-            f"{stated}, from 0 (before 2025-06-27) {stated + 1}. Give layer={count} if the feature is block {count}'s"
+            f"{stated}, from 0 (before 2025-06-27) {stated + 1}. If the feature is block {count}'s, read it in Python: "
+            f"zoo.miipher.convert.from_original(path, layer={count})"
         )
     return count, "by the adapters alone"
 
@@ -98,8 +99,8 @@ def _check_attachment(backbone: Backbone, state: CleanerState, era: str, attachm
     if all(torch.equal(value.float(), state_dict[key].float()) for key, value in norms.items()):
         raise ValueError(
             f"{source}: the blocks' {LAST_NORM} are the backbone's own, so the adapters may be of the era before "
-            "2025-06-19, when they followed the whole block, h + ff(h), which ours cannot represent. Give "
-            'attachment="parallel" if they run beside the feed-forward'
+            "2025-06-19, when they followed the whole block, h + ff(h), which ours cannot represent. If they run "
+            'beside the feed-forward, read it in Python: zoo.miipher.convert.from_original(path, attachment="parallel")'
         )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.convert.network_description import component
-from zoo.convert.settings import PRECISIONS, SettingsReader, read_settings_file
+from zoo.convert.settings import PRECISIONS, SettingsReader, read_settings_file, to_number
 
 DATA = "${oc.env:ZOO_DATA,data}"
 # read by the original's script alone, or the same here without being said
@@ -28,11 +28,11 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
         )
     trainer, accumulate = _trainer(settings)
     recipe = {
-        "seed_everything": settings.get("seed", 1234),
+        "seed_everything": settings.number("seed", 1234, int),
         "trainer": trainer,
         "checkpoints": {
-            "every_n_steps": max(1, settings.get("checkpoint.save_interval", 1000) // accumulate),
-            "keep_last": settings.get("checkpoint.keep_last_n", 2),
+            "every_n_steps": max(1, settings.number("checkpoint.save_interval", 1000, int) // accumulate),
+            "keep_last": settings.number("checkpoint.keep_last_n", 2, int),
             "monitor": "val/loss",
         },
         "model": component("zoo.miipher.AdapterTask", **_model(settings)),
@@ -44,24 +44,29 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
                 "noise": f"{DATA}/noise",
                 "rir": f"{DATA}/rir",
             },
-            batch_size=settings.require("batch_size"),
-            num_workers=settings.get("loader.num_workers", 0),
+            batch_size=_required(settings, "batch_size"),
+            num_workers=settings.number("loader.num_workers", 0, int),
         ),
     }
     return recipe, settings.unused()
 
 
+def _required(settings: SettingsReader, key: str) -> int:
+    """Read a whole number that must be present."""
+    return to_number(settings.require(key), int, f"{settings.path}: {key}")
+
+
 def _trainer(settings: SettingsReader) -> tuple[dict[str, Any], int]:
     """The trainer's settings and the batches of an optimizer step; the original's steps are batches."""
-    accumulate = int(settings.get("training.gradient_accumulation_steps", 1))
+    accumulate = settings.number("training.gradient_accumulation_steps", 1, int)
     trainer = {
-        "max_steps": math.ceil(settings.require("steps") / accumulate),
-        "val_check_interval": settings.require("validation_interval"),  # in batches, as Lightning counts it
+        "max_steps": math.ceil(_required(settings, "steps") / accumulate),
+        "val_check_interval": _required(settings, "validation_interval"),  # in batches, as Lightning counts it
         "check_val_every_n_epoch": None,
-        "limit_val_batches": settings.get("validation_batches", 25),
-        "gradient_clip_val": float(settings.get("optim.max_grad_norm", 1.0)),
+        "limit_val_batches": settings.number("validation_batches", 25, int),
+        "gradient_clip_val": settings.number("optim.max_grad_norm", 1.0),
         "accumulate_grad_batches": accumulate,
-        "log_every_n_steps": settings.get("log_interval", 100),
+        "log_every_n_steps": settings.number("log_interval", 100, int),
         "precision": settings.choice("training.mixed_precision", "no", PRECISIONS),
     }
     return trainer | ({"accelerator": "cpu"} if settings.get("training.force_cpu", False) else {}), accumulate
@@ -69,10 +74,13 @@ def _trainer(settings: SettingsReader) -> tuple[dict[str, Any], int]:
 
 def _model(settings: SettingsReader) -> dict[str, Any]:
     kind = str(settings.get("model.model_type", "auto"))
-    backbone = {"layer": settings.require("model.hubert_layer"), "source": settings.require("model.hubert_model_name")}
+    backbone = {
+        "layer": _required(settings, "model.hubert_layer"),
+        "source": settings.require("model.hubert_model_name"),
+    }
     if kind == "hubert" and "wavlm" in backbone["source"].lower():
         backbone["family"] = "wavlm_as_hubert"
-    adapters = component("zoo.miipher.ParallelAdapters", hidden_dim=settings.require("model.adapter_hidden_dim"))
+    adapters = component("zoo.miipher.ParallelAdapters", hidden_dim=_required(settings, "model.adapter_hidden_dim"))
     return {
         "encoder": component(
             "zoo.miipher.Cleaner", backbone=component("zoo.miipher.Backbone", **backbone), adapters=adapters
@@ -80,9 +88,9 @@ def _model(settings: SettingsReader) -> dict[str, Any]:
         "loss_weights": {"mae": 1.0, "mse": 1.0, "sc": 1.0},
         "optimizer": component(
             "torch.optim.AdamW",
-            lr=float(settings.require("optim.lr")),
+            lr=to_number(settings.require("optim.lr"), float, f"{settings.path}: optim.lr"),
             betas=settings.get("optim.betas", [0.9, 0.95]),
-            weight_decay=float(settings.get("optim.weight_decay", 0.01)),
+            weight_decay=settings.number("optim.weight_decay", 0.01),
         ),
         "scheduler": _schedule(settings),
     }
@@ -92,12 +100,14 @@ def _schedule(settings: SettingsReader) -> dict[str, Any]:
     """The schedule as the original ran it: with restarts it never applied the warm-up."""
     name = settings.get("optim.scheduler.name", "constant_with_warmup")
     if name == "constant_with_warmup":
-        return component("zoo.training.WarmupConstant", warmup_steps=settings.get("optim.scheduler.warmup_steps", 0))
+        return component(
+            "zoo.training.WarmupConstant", warmup_steps=settings.number("optim.scheduler.warmup_steps", 0, int)
+        )
     if name == "cosine_with_restarts":
         return component(
             "torch.optim.lr_scheduler.CosineAnnealingWarmRestarts",
-            T_0=settings.require("optim.scheduler.first_cycle_steps"),
-            T_mult=int(settings.get("optim.scheduler.cycle_mult", 1)),
-            eta_min=float(settings.get("optim.scheduler.min_lr", 0.0)),
+            T_0=_required(settings, "optim.scheduler.first_cycle_steps"),
+            T_mult=settings.number("optim.scheduler.cycle_mult", 1, int),
+            eta_min=settings.number("optim.scheduler.min_lr", 0.0),
         )
     raise ValueError(f"{settings.path}: no schedule for optim.scheduler.name {name!r}")

@@ -14,12 +14,12 @@ from zoo.common.atomic_files import replace_atomically, write_atomic
 from zoo.convert.engine import EMA_NOTE, ConvertedModel, Converter
 from zoo.convert.tensor_names import State, add_prefix
 from zoo.hifigan.convert import layouts
-from zoo.hifigan.convert.config import CONFIG_NAME, GENERATOR_KEYS
+from zoo.hifigan.convert.config import CONFIG_NAME
 from zoo.hifigan.convert.layouts import NETS, Config, HifiganFile
 from zoo.hifigan.nets.conditioners import PrenetConditioner
 from zoo.hifigan.nets.generator import Generator
 from zoo.miipher.convert import vocoder_files
-from zoo.miipher.convert.cleaner import Attachment, build_cleaner, component_spec
+from zoo.miipher.convert.cleaner import Attachment, build_cleaner
 from zoo.miipher.convert.layouts import ADAPTERS, UNIFIED_TYPE, MiipherFile, is_unified, read_original
 from zoo.miipher.convert.vocoder_files import SAMPLE_RATE, VocoderFile
 from zoo.miipher.nets.backbone import Backbone
@@ -97,9 +97,7 @@ class MiipherConverter(Converter[MiipherFile]):
             state |= add_prefix(cleaner.frozen(), "encoder.backbone.model.")
         return state | (layouts.with_weight_norm_state(original.vocoder.state) if original.vocoder is not None else {})
 
-    def convert(
-        self, source: Path | str | nn.Module, target: Path | str, backbone: Path | str | None = None
-    ) -> dict[str, Any]:
+    def convert(self, source: Path | str, target: Path | str, backbone: Path | str | None = None) -> dict[str, Any]:
         """Convert an original to ours, or ours to an original; see `Converter.convert`.
 
         An original becomes a `.ckpt` file or else an export folder; ours a `.pt` (adapter, or vocoder with a prenet) or
@@ -127,13 +125,18 @@ class MiipherConverter(Converter[MiipherFile]):
 
     def _add_vocoder(self, model: ConvertedModel, vocoder: VocoderFile, file: Path, is_checkpoint: bool) -> None:
         encoder = cast(Cleaner | None, model.nets.get("encoder"))
-        rate = int(layouts.read_settings(file, settings=vocoder.settings).get("sampling_rate", SAMPLE_RATE))
+        settings = layouts.read_settings(file, settings=vocoder.settings)
+        rate = int(settings.get("sampling_rate", SAMPLE_RATE))
         generator = _build_vocoder(vocoder, file, None, ema=not is_checkpoint)
         if encoder is not None:
             check_fit(encoder, generator, rate)
-        model.parts |= {"generator": _generator_spec(generator), "sample_rate": rate}
+        model.parts |= {"generator": layouts.describe_generator(vocoder, settings, file), "sample_rate": rate}
         model.specs |= {"task": "zoo.miipher.VocoderTask", "inference": "zoo.miipher.Restorer"}
         if is_checkpoint:
+            if encoder is None:
+                model.notes.append(
+                    "a vocoder alone: start a training from it with --init_from; for use convert it to a folder"
+                )
             nets = layouts.with_weight_norm_state(vocoder.state)
             layouts.discriminator_specs(nets, file)
             model.state = {**model.tensors(), **nets}
@@ -155,9 +158,6 @@ class MiipherConverter(Converter[MiipherFile]):
         that of the cleaner. ValueError when no file of the originals can hold the module, or the name does not fit.
         """
         _write(module, Path(path), backbone)
-
-    def _from_module(self, module: nn.Module, target: Path, backbone: Path | str | None = None) -> dict[str, Any]:
-        return {"target": [str(file) for file in _write(module, target, backbone)]}
 
     def from_zoo(self, source: Path, target: Path, backbone: Path | str | None = None) -> dict[str, Any]:
         """Write a checkpoint, run or export of ours in the originals' layouts, with its averaged weights if any."""
@@ -208,18 +208,6 @@ def _build_vocoder(vocoder: VocoderFile, source: Path, config: Config, ema: bool
     nets = HifiganFile(vocoder.layout, state, reflect=vocoder.reflect)
     settings = layouts.read_settings(source, config, vocoder.settings)
     return cast(Generator, layouts.build_generator(nets, settings, source))
-
-
-def _generator_spec(generator: Generator) -> dict[str, Any]:
-    """Describe a generator with one of the originals' front ends or none."""
-    front = generator.conditioner
-    conditioner = None
-    if front is not None:
-        channels = {"in_channels": front.in_channels, "out_channels": front.out_channels}
-        conditioner = component_spec(type(front), **channels, **vocoder_files.front_arguments(front))
-    names = [*GENERATOR_KEYS.values(), "padding_mode"]
-    arguments = {name: vocoder_files.to_lists(getattr(generator, name)) for name in names}
-    return component_spec(Generator, **arguments, conditioner=conditioner)
 
 
 def _find_backbone(source: Path) -> Path | None:

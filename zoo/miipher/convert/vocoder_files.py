@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from zoo.convert import tensor_names
+from zoo.convert.settings import to_plain_value
 from zoo.convert.tensor_names import State, group_by_component, is_state_dict, strip_state_wrappers
 from zoo.hifigan.convert import layouts
 from zoo.hifigan.convert.config import GENERATOR_KEYS
 from zoo.hifigan.convert.layouts import SSL_VOCODER, HifiganFile, rename_tensors
-from zoo.hifigan.nets.conditioners import Conditioner, ConformerConditioner, PrenetConditioner, sinusoids
+from zoo.hifigan.nets.conditioners import ConformerConditioner, PrenetConditioner, sinusoids
 from zoo.hifigan.nets.generator import Generator
 
 SAMPLE_RATE = 22050  # of every published vocoder
@@ -24,14 +25,6 @@ POSITIONS, SCALE = "pos_enc.pe", "scale"
 MAX_POSITIONS = 10_000
 # the file of 2025-06-17
 BY_STATE_DICT = {"generator": "model_state_dict", "mpd": "mpd_state_dict", "msd": "msd_state_dict"}
-# our argument, the original's key
-CONFORMER_KEYS = {
-    "dim": "conformer_dim",
-    "heads": "conformer_num_heads",
-    "ffn_dim": "conformer_ffn_dim",
-    "kernel_size": "conformer_conv_kernel_size",
-    "dropout": "conformer_dropout",
-}
 
 
 @dataclass
@@ -144,36 +137,18 @@ def hifigan_config(generator: Generator, sample_rate: int) -> dict[str, Any]:
 
 def _settings(generator: Generator) -> dict[str, Any]:
     settings = {key: getattr(generator, zoo) for key, zoo in GENERATOR_KEYS.items() if key != "num_mels"}
-    settings = {key: to_lists(value) for key, value in settings.items()} | {"num_input_channels": generator.in_channels}
+    settings = to_plain_value(settings) | {"num_input_channels": generator.in_channels}
     front = generator.conditioner
     if isinstance(front, ConformerConditioner):
-        settings |= {CONFORMER_KEYS[name]: value for name, value in front_arguments(front).items()}
-    return settings
-
-
-def front_arguments(front: Conditioner | None) -> dict[str, Any]:
-    """Return the sizes of an original's front end as constructor arguments of ours."""
-    if isinstance(front, ConformerConditioner):
         layer: Any = front.conformer1.conformer_layers[0]
-        return {
-            "dim": front.input_projection.out_features,
-            "heads": layer.self_attn.num_heads,
-            "ffn_dim": layer.ffn1.sequential[1].out_features,
-            "kernel_size": layer.conv_module.sequential[2].kernel_size[0],
-            "dropout": layer.self_attn_dropout.p,
+        settings |= {
+            "conformer_dim": front.input_projection.out_features,
+            "conformer_num_heads": layer.self_attn.num_heads,
+            "conformer_ffn_dim": layer.ffn1.sequential[1].out_features,
+            "conformer_conv_kernel_size": layer.conv_module.sequential[2].kernel_size[0],
+            "conformer_dropout": layer.self_attn_dropout.p,
         }
-    if not isinstance(front, PrenetConditioner):
-        return {}
-    arguments = {"layers": len(front.layers), "scale": front.scale}
-    for first in front.layers[:1]:
-        sizes: Any = first
-        arguments |= {"heads": sizes.mha.num_heads, "kernel_size": sizes.conv.depthwise.kernel_size[0]}
-    return arguments
-
-
-def to_lists(value: Any) -> Any:
-    """Turn tuples into lists, also within."""
-    return [to_lists(entry) for entry in value] if isinstance(value, tuple) else value
+    return settings
 
 
 def _vocoder_file(layout: str, nets: HifiganFile, settings: Mapping[str, Any] | None = None) -> VocoderFile:

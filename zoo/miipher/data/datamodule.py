@@ -36,7 +36,7 @@ from zoo.miipher.data.clips import Clips, Degradation, Item, Pairs, Segments, Ve
 from zoo.miipher.nets.families import SAMPLE_RATE
 from zoo.training.datamodule import ZooDataModule
 
-FRAME_SAMPLES = SAMPLE_RATE // 50  # of the encoders, 20 ms: shorter clips have no features
+FRAME_SAMPLES = SAMPLE_RATE // 50  # of most encoders, 20 ms
 
 Indices = Sequence[int] | np.ndarray
 
@@ -126,6 +126,7 @@ class SpeechData(ZooDataModule):
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers, seed=seed)
         self.rates = [SAMPLE_RATE]  # of the clean corpus, in Hz
+        self.frame_samples = FRAME_SAMPLES  # shorter clips are left out
         optional = corpus.embedded_if_missing
         self.root = find_data_folder("root", root, optional)
         is_embedded = self.root is None
@@ -180,7 +181,7 @@ class SpeechData(ZooDataModule):
             val_versions = self._match_versions(val_corpora[0], self.val_root, self.val_degraded)
             train, val = (range(len(each[0].lengths)) for each in (corpora, val_corpora))
         train, val = (
-            drop_short_clips(speech.lengths, speech.names, indices, FRAME_SAMPLES)
+            drop_short_clips(speech.lengths, speech.names, indices, self.frame_samples)
             for speech, indices in ((corpora[0], train), (val_corpora[0], val))
         )
         return (
@@ -264,7 +265,7 @@ class VocoderSegments(SpeechData):
         sample_rate: of the vocoder in Hz.
         segment_frames: of a training segment.
         context_frames: input on either side of it, for the encoder.
-        frame_rate: frames a second of the encoder.
+        frame_rate: frames a second of the encoder; clips shorter than a frame are left out.
         clean_share: share of training items whose input is clean (for a cleaner: mixed fine-tuning).
         kwargs: of SpeechData; without degrader and degraded versions the input is clean (pre-training).
     """
@@ -287,6 +288,7 @@ class VocoderSegments(SpeechData):
         self.segment_frames = segment_frames
         self.context_frames = context_frames
         self.hops = SAMPLE_RATE // frame_rate, sample_rate // frame_rate
+        self.frame_samples = self.hops[0]
         self.clean_share = clean_share
 
     def setup(self, stage: str) -> None:

@@ -152,9 +152,9 @@ def write_copies(worker: DegradationWorker, jobs: Sequence[DegradationJob], sett
 
 
 def _is_written(output: Path, job: DegradationJob, key: str, rows: Mapping[str, Row]) -> bool:
-    """Whether a copy of the recording as it is now was written; rows of older versions do not say of which."""
+    """Whether a copy of the recording as it is now was written."""
     row, folder, state = rows.get(key, {}), output / job.split, _state(job.utterance.path)
-    is_done = row.get("status") == "done" and all(row.get(name, value) == value for name, value in state.items())
+    is_done = row.get("status") == "done" and all(row.get(name) == value for name, value in state.items())
     return is_done and all((folder / part / f"{key}.wav").is_file() for part in ("clean", "degraded"))
 
 
@@ -217,7 +217,12 @@ def degrade(
     utterances = list_utterances(clean, kind)
     val_items = _default_val_items(clean, len(utterances)) if val_items is None else val_items
     jobs = assign_copies(utterances, copies, seed, val_items)
-    noises, rirs = _load_noises(noise, cache, sample_rate), rooms.load_rirs(rir, sample_rate, 200)
+    if noise is None:
+        noises: Corpus = rooms.SyntheticNoise(clips=24, sample_rate=sample_rate)
+    else:
+        folder = cache_dir(cache, noise, sample_rate)
+        noises = build_cache(files.find_audio_files(noise), folder, sample_rate, root=noise)
+    rirs = rooms.load_rirs(rir, sample_rate, 200)
     worker = DegradationWorker(degrader or getattr(Degrader, recipe)(), noises, rirs, sample_rate, clean, output)
     settings: Row = {"copies": copies, "sample_rate": sample_rate, "seed": seed, "val_items": val_items}
     settings["utterances"] = _digest([[utterance.name for utterance in utterances]])
@@ -228,10 +233,3 @@ def _default_val_items(clean: Path, utterances: int) -> int:
     if utterances == 1:
         raise ValueError(f"{clean} holds one utterance: nothing would be left to train on")
     return min(MAX_VAL_ITEMS, utterances // 10 or 1)
-
-
-def _load_noises(folder: Path | None, cache: Path, sample_rate: int) -> Corpus:
-    """Cache a folder of noise, or make noise in code without one."""
-    if folder is None:
-        return rooms.SyntheticNoise(clips=24, sample_rate=sample_rate)
-    return build_cache(files.find_audio_files(folder), cache_dir(cache, folder, sample_rate), sample_rate, root=folder)

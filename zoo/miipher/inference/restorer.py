@@ -148,22 +148,9 @@ class Restorer(ChunkedEncoder):
 
     @torch.inference_mode()
     def compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
-        """Restore chunks (N, T) of whole frames at the encoder's rate, as waveforms (N, T') at the vocoder's.
-
-        Only `valid` samples of each count: the generator gets no zeros after a clip's end.
-        """
-        features = self.features(chunks, valid)
-        frames = np.array([-(-samples // self.encoder.hop_samples) for samples in valid])
-        result: np.ndarray | None = None
-        for count in sorted(set(frames.tolist()), reverse=True):
-            rows = np.flatnonzero(frames == count)
-            part = features if len(rows) == len(frames) else features[rows.tolist()]
-            audio = check_finite(self.generator(part[..., :count])[:, 0].float().cpu().numpy())
-            if result is None:
-                result = np.zeros((len(chunks), audio.shape[1]), np.float32)
-            result[rows, : audio.shape[1]] = audio
-        assert result is not None
-        return result
+        """Restore chunks (N, T) of whole frames at the encoder's rate, as waveforms (N, T') at the vocoder's."""
+        audio = self.generator(self.features(chunks, valid))[:, 0]
+        return check_finite(audio.float().cpu().numpy())
 
 
 class RestorationRun:

@@ -28,8 +28,9 @@ class Family(ABC):
     """
 
     # attributes of a block
-    feed_forward: ClassVar[tuple[str, str]]  # first and last module of what an adapter runs parallel to
-    last_norm: ClassVar[str]  # the norm that is trained with the adapters
+    # first and last module of what an adapter runs parallel to
+    feed_forward: ClassVar[tuple[str, str]] = ("feed_forward", "feed_forward")
+    last_norm: ClassVar[str] = "final_layer_norm"  # the norm that is trained with the adapters
     stack: ClassVar[str] = "encoder.layers"  # attribute of a model: its blocks
     depth: ClassVar[str] = "num_hidden_layers"  # attribute of a configuration: how many blocks
     key_mapping: ClassVar[dict[str, str] | None] = None  # of `from_pretrained`, where files hold more than the encoder
@@ -54,8 +55,8 @@ class Family(ABC):
         setattr(config, cls.depth, layer)
 
     def closing_norm(self) -> str | None:
-        """Name the norm of a model that follows the last block, None without one."""
-        return None
+        """Name the norm that follows a model's last block, where it is pre-LN; None without one."""
+        return "encoder.layer_norm" if getattr(self.config, "do_stable_layer_norm", False) else None
 
     def frames(self, samples: Any) -> Any:
         """Frames of so many samples (an int or an integer tensor)."""
@@ -85,13 +86,6 @@ class Family(ABC):
 
 class WaveformFamily(Family):
     """HuBERT, WavLM, wav2vec 2.0: strided convolutions on the waveform, then Transformer blocks (post- or pre-LN)."""
-
-    feed_forward = "feed_forward", "feed_forward"
-    last_norm = "final_layer_norm"
-
-    def closing_norm(self) -> str | None:
-        """Name that of pre-LN models."""
-        return "encoder.layer_norm" if self.config.do_stable_layer_norm else None
 
     def geometry(self) -> tuple[int, int]:
         """From kernels and strides of the convolutions: 320 and 80 for all published models."""
@@ -126,7 +120,6 @@ class BertFamily(Family):
     """w2v-BERT 2.0: filter banks by the family's own feature extractor, then Conformer blocks."""
 
     feed_forward = "ffn2", "ffn2"
-    last_norm = "final_layer_norm"
 
     def geometry(self) -> tuple[int, int]:
         """Two windows of 25 ms, 10 ms apart, make a frame."""
@@ -152,19 +145,12 @@ class MelFamily(Family):
     without `feat_proj_layer_norm` features keep the log-mels. Source: Lin et al., "MelHuBERT" (2022).
     """
 
-    feed_forward = "feed_forward", "feed_forward"
-    last_norm = "final_layer_norm"
-
     def __init__(self, config: Any, pad: bool, normalize: bool) -> None:
         if len(config.conv_dim) != 1 or config.conv_dim[0] % _PAIR:
             raise ValueError(f"mel_hubert: conv_dim is [bands of two frames], an even number, found {config.conv_dim}")
         super().__init__(config, pad, normalize)
         bands = config.conv_dim[0] // _PAIR
         self.mel = LogMel(SAMPLE_RATE, 1024, _MEL_HOP, _MEL_WINDOW, bands, 0.0, None)
-
-    def closing_norm(self) -> str | None:
-        """Name that of pre-LN models."""
-        return "encoder.layer_norm" if self.config.do_stable_layer_norm else None
 
     def geometry(self) -> tuple[int, int]:
         """Two windows of 64 ms (40 ms of them not zero), 10 ms apart, make a frame; whole hops of silence around."""
@@ -224,7 +210,6 @@ class WhisperFamily(Family):
     """
 
     feed_forward = "fc1", "fc2"
-    last_norm = "final_layer_norm"
     stack, depth = "layers", "encoder_layers"
     key_mapping: ClassVar = {r"^model\.encoder\.": ""}
 
