@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import pytest
@@ -17,6 +18,10 @@ from zoo.runs import frozen
 from zoo.runs.checkpoints import save_checkpoint
 from zoo.runs.init_from import init_from
 from zoo.runs.load import load
+from zoo.runs.model_description import FORMAT
+
+
+LIGHTNING = "pytorch-lightning_version"
 
 
 class Task(L.LightningModule):
@@ -27,7 +32,7 @@ class Task(L.LightningModule):
 
 
 def checkpoint(path: Path, state: dict[str, torch.Tensor]) -> Path:
-    save_checkpoint({"state_dict": state}, path)
+    save_checkpoint({"state_dict": state, LIGHTNING: "2"}, path)
     return path
 
 
@@ -99,7 +104,7 @@ def test_frozen_weights_are_compared_and_not_counted(tmp_path: Path) -> None:
     modules = frozen.frozen_modules({"": options})
     left_out = frozen.frozen_keys(modules)
     state = {key: value for key, value in options.state_dict().items() if key not in left_out}
-    save_checkpoint({"state_dict": state, "frozen": frozen.frozen_records(modules)}, path)
+    save_checkpoint({"state_dict": state, "frozen": frozen.frozen_records(modules), LIGHTNING: "2"}, path)
     task = Alone(Scaled(Scale(config={"seed": 1})))
     assert init_from(task, path) == {"encoder": {"matched": 1}, "head": {"matched": 2}}
     assert torch.equal(task.encoder.gain, options.encoder.gain)
@@ -138,3 +143,30 @@ def test_export_of_an_older_format_gives_its_weights(tmp_path: Path) -> None:
     assert torch.equal(task.net.weight, source.net.weight)
     with pytest.raises(ValueError, match="--init_from"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("is_export", [False, True])
+def test_other_arguments_of_loaded_components_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_export: bool
+) -> None:
+    def components(scale: float) -> dict[str, Any]:
+        part = {"class_path": "zoo.Part", "init_args": {"groups": int(scale), "dropout": scale}}
+        net = {"class_path": "zoo.Net", "init_args": {"time_scale": scale, "size": 2, "part": part}}
+        return {"net": net, "path": {"class_path": "zoo.Path", "init_args": {"sigma_min": scale}}}  # no weights
+
+    source, task = Task(), Task()
+    task.specs = {"components": components(1000.0)}
+    path = tmp_path / "a.ckpt"
+    if is_export:
+        path = tmp_path
+        config = {"zoo": "1", "inference": "zoo.Name", "components": components(1.0)}
+        (path / "config.json").write_text(json.dumps(config))
+        save_file(source.state_dict(), path / "model.safetensors")
+    else:
+        saved = {"format": FORMAT, "components": components(1.0)}
+        save_checkpoint({"state_dict": source.state_dict(), LIGHTNING: "2", "zoo": saved}, path)
+    init_from(task, path)
+    (message,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert "time_scale 1000.0 (1.0 " in message
+    assert "part.groups 1000 (1 " in message
+    assert not any(name in message for name in ("size", "dropout", "sigma_min"))

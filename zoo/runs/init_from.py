@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 
 _WEIGHT_NORM = "parametrizations.weight.original"
 _MAX_NAMES = 5  # in a message
+# Arguments of a net that only start or speed up its training, or that the records of frozen modules cover.
+_NOT_COMPARED = {"attention_gain", "gain", "init", "seed", "std", "dropout", "dropconnect", "dropconnect_rescale"}
+_NOT_COMPARED |= {"checkpointing", "gradient_checkpointing", "channels_last", "chunk", "source", "revision", "config"}
 
 State = dict[str, Tensor]
 
@@ -35,6 +38,8 @@ def init_from(
     model: L.LightningModule, paths: Path | Sequence[Path], min_matched: float = 0.9
 ) -> dict[str, Counter[str]]:
     """Copy matching tensors into a model; return counts of matched, missing, unexpected, mismatched ones by component.
+
+    A warning names arguments of a component that differ from those of the checkpoint or export.
 
     Args:
         model: the task; its components are the first parts of its parameter names.
@@ -82,7 +87,7 @@ def _read_source(
     path: Path, model: L.LightningModule, model_state: State, backbones: dict[str, Any], earlier: State
 ) -> State:
     """Read the weights of one path under the names of a model, without those that a backbone has from its source."""
-    state, records = read_weights(resolve_path(path), type(model))
+    state, records, saved = read_weights(resolve_path(path), type(model))
     state = _unfold_weight_norm(state, model_state)
     paths = _match_backbones(path, records, backbones)
     state = {_rename(key, paths): value for key, value in state.items()}
@@ -90,11 +95,31 @@ def _read_source(
     if not any(_compare(key, model_state, state) == "matched" for key in state):
         names = ", ".join(f"{key} {tuple(value.shape)}" for key, value in list(state.items())[:3])
         raise ValueError(f"init_from {path}: no tensor matches in name and shape; it holds {names}, …")
+    for name, component in ((getattr(model, "specs", None) or {}).get("components") or {}).items():
+        has_weights = any(key.startswith(f"{name}.") for key in state)
+        if has_weights and (differences := _compare_arguments(saved.get(name), component)):
+            log.warning("init_from %s: %s", name, ", ".join(differences))
     for key in earlier.keys() & state.keys():
         in_backbone = any(key.startswith(f"{model_path}.") for model_path in paths.values())
         if in_backbone and not torch.equal(earlier[key], state[key].to(earlier[key])):
             raise ValueError(f"init_from {path}: its {key} differs from that of an earlier path")
     return state
+
+
+def _compare_arguments(saved: Any, current: Any) -> list[str]:
+    """List the arguments of a component and of its parts that both descriptions have, with other values."""
+    saved, current = (each.get("init_args") if isinstance(each, dict) else None for each in (saved, current))
+    if not isinstance(saved, dict) or not isinstance(current, dict):
+        return []
+    differences = []
+    for key, value in current.items():
+        if key not in saved or key in _NOT_COMPARED:
+            continue
+        if isinstance(value, dict):
+            differences += [f"{key}.{each}" for each in _compare_arguments(saved[key], value)]
+        elif value != saved[key]:
+            differences.append(f"{key} {value} ({saved[key]!r:.60} in the file)")
+    return differences
 
 
 def _unfold_weight_norm(state: State, model_state: State) -> State:
@@ -151,16 +176,19 @@ def _drop_pretrained(path: Path, state: State, backbones: dict[str, Any]) -> Sta
     return {key: value for key, value in state.items() if key not in pretrained}
 
 
-def read_weights(path: Path, task: type) -> tuple[State, frozen_files.Records]:
-    """Read the tensors of a file under the names that a task uses, and the records of frozen modules.
+def read_weights(path: Path, task: type) -> tuple[State, frozen_files.Records, dict[str, Any]]:
+    """Read the tensors of a file under the names that a task uses, records of frozen modules, and its components.
 
-    An export of an older format is read as well: of its description only the records matter.
+    The components are described by name; an original's file and an export of an older format, which is read as well,
+    describe none.
     """
     if not path.exists():
         raise FileNotFoundError(f"init_from: nothing at {path}")
     if is_export(path):
         config = load_json((path / CONFIG_NAME).read_text(encoding="utf-8"))
-        return load_file(path / WEIGHTS_NAME), validate_records(config.get("frozen", {}))
+        components = config.get("components")
+        records = validate_records(config.get("frozen", {}))
+        return load_file(path / WEIGHTS_NAME), records, components if isinstance(components, dict) else {}
     if path.suffix == ".ckpt" or (path.is_dir() and any(path.glob("*.ckpt"))):
         try:
             checkpoint = load_checkpoint(find_checkpoint(path))
@@ -168,12 +196,14 @@ def read_weights(path: Path, task: type) -> tuple[State, frozen_files.Records]:
             if not _converter(task).is_original(path):  # whose files may have the same suffix
                 raise
         else:
-            if "state_dict" in checkpoint:
-                return checkpoint["state_dict"], checkpoint.get("frozen", {})
+            of_lightning = "pytorch-lightning_version" in checkpoint
+            if "state_dict" in checkpoint and (of_lightning or not _converter(task).is_original(path)):
+                components = checkpoint.get("zoo", {}).get("components", {})
+                return checkpoint["state_dict"], checkpoint.get("frozen", {}), components
     converter = _converter(task)
     if path.is_dir() and not converter.is_original(path):
         raise FileNotFoundError(f"init_from: {path} is neither a run, nor an export, nor an original's folder")
-    return converter.original_state(path), {}
+    return converter.original_state(path), {}, {}
 
 
 def _converter(task: type) -> Any:

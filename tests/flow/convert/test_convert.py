@@ -11,11 +11,12 @@ from tests.harness import same_state
 from zoo.common.build import build
 from zoo.common.configs import load_recipe
 from zoo.convert.engine import NO_TRAINING
-from zoo.flow import DiT, ToyNet, UNet
+from zoo.flow import DiT, FlowTask, ToyNet, UNet
 from zoo.flow.convert import convert, convert_config, describe, from_original, is_original, original_state, to_original
 from zoo.flow.convert.recipe import FLAGS, options, recipe_path
 from zoo.flow.nets.dit import sine_table
 from zoo.runs.checkpoints import load_checkpoint
+from zoo.runs.init_from import read_weights
 
 SIZES = [
     {"channel_mult": (1, 2, 2), "attention_levels": (1,), "res_blocks": 2, "num_classes": 3},
@@ -66,6 +67,11 @@ def test_perceptual_loss_is_left_out(tmp_path, net):
     torch.save({"hparams": {}, "state_dict": state}, tmp_path / "student.ckpt")
     assert same_state(net, from_original(tmp_path / "student.ckpt"))
     assert describe(tmp_path / "student.ckpt")["left out"] == "1 tensors of a perceptual loss"
+
+
+def test_init_from_asks_the_converter_about_a_file_named_ckpt(tmp_path, net):
+    to_original(net, tmp_path / "a.ckpt")
+    assert set(read_weights(tmp_path / "a.ckpt", FlowTask)[0]) == {f"net.{key}" for key in net.state_dict()}
 
 
 def test_written_files_state_what_they_know(tmp_path, net):
