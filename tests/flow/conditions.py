@@ -19,7 +19,7 @@ def text(**arguments: Any) -> FrozenText:
 def net(**arguments: Any) -> DiT:
     """A transformer that is past its start, where every condition counts for nothing."""
     torch.manual_seed(0)
-    made = DiT(8, 1, depth=1, dim=16, heads=2, num_classes=0, context_dim=8, **arguments)
+    made = DiT(8, 1, depth=1, dim=16, heads=2, **{"num_classes": 0, "context_dim": 8, **arguments})
     for weight in made.parameters():
         torch.nn.init.normal_(weight, std=0.2)
     return made

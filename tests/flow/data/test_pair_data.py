@@ -39,6 +39,12 @@ def test_seeds_of_the_task_change_with_the_epoch_and_the_pair_stays(tmp_path: Pa
     assert (data.classes, [data.train_set[i]["label"] for i in range(4)]) == (["1", "2", "3"], [1, 2, 3, 1])
 
 
+def test_a_resume_notices_other_pairs(tmp_path: Path) -> None:
+    made = [{"seed": 1, "run": "a"}, {"seed": 1, "run": "moved"}, {"seed": 2, "run": "a"}]
+    first, same, other = (pairs(write_pairs(tmp_path, (2,), **each)).file_facts for each in made)
+    assert first == same != other
+
+
 def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"zoo make-pairs RUN"):
         PairData(str(tmp_path / "none"))

@@ -64,6 +64,7 @@ def test_what_is_missing_or_too_much_is_named(model: Sampler) -> None:
         (lambda: model.sample(None, [1], GenerationConditions(["x"])), "images are needed"),
         (lambda: model.sample(None, [1, 2], conditions(model, ["x"])), "1 prompts and 2 seeds"),
         (lambda: plain.sample(None, [1], GenerationConditions(["x"], torch.zeros(1, 2, 8, 8))), "takes no images"),
+        (lambda: plain(prompts=["x"], masks=IMAGES[:1, ..., 0] > 3), "takes no masks"),
         (lambda: model(prompts=["x"], images=IMAGES[:1, :4]), "expected images"),
         (lambda: model(prompts=["x"], images=IMAGES[:1] / 255), "uint8, found .* float64"),
         (lambda: model(prompts=["x", ""], images=IMAGES, masks=IMAGES[:1, ..., 0] > 3), r"expected masks \(2, 8, 8\)"),
@@ -147,6 +148,9 @@ def test_the_page_requests_for_them(model: Sampler, tmp_path: Path) -> None:
         assert abs(pixels - np.array(Image.open(tmp_path / "samples.png"), int)).max() <= 1
     sizes = Sampler(net(condition_channels=1), ConditionalOT(0.0), text=text(), image_condition=SuperResolution(4))
     assert {"guidance", "prompt", "image"} <= {field.name for field in sizes.fields()}
+    nested = Sampler(net(num_classes=2), ConditionalOT(0.0), guidance=NestedGuidance({"label": 2.0}), text=text())
+    names = {field.name for field in nested.fields()}
+    assert "guidance_label" in names and "guidance" not in names
 
 
 def task(**arguments: object) -> FlowTask:

@@ -101,12 +101,13 @@ def test_example_is_read(tmp_path: Path) -> None:
         ('{"label": 1, "seed": true}', "expected whole numbers"),
         ('{"label": 1, "seed": 1, "cuont": 5}', "line 1: expected whole numbers"),
         ('{"label": 9, "seed": 1}', "between 0 and 4, found 9"),
+        (f'{{"label": 1, "seed": {2**64}}}', f"line 1: seed .* found {2**64}"),
     ],
 )
 def test_bad_requests_are_named(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text(text)
     with pytest.raises(ValueError, match=message):
-        build().process_file(tmp_path / "in.jsonl", tmp_path / "out.png")
+        build(classes=list("abcd")).process_file(tmp_path / "in.jsonl", tmp_path / "out.png")
     assert not (tmp_path / "out.png").exists()
 
 

@@ -150,7 +150,7 @@ class PairData(FlowData):
         read, latents = PairShards(self.root, metadata), getattr(task, "latents", None)
         self.train_set = Pairs(read, range(first), self.seed, latents)
         self.val_set = Pairs(read, range(first, count), self.seed, latents)
-        self.file_facts = (count, self.sample_shape)
+        self.file_facts = ({key: value for key, value in metadata.items() if key != "run"},)  # which may have moved
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation (C,) of the training pairs' latents, float64."""

@@ -43,7 +43,7 @@ def sampler_fields(sampler: Sampler) -> tuple[InputField, ...]:
         help_text = "in turns; all when none"
         fields.append(InputField("classes", "Classes", "choices", allowed=names, help=help_text, optional=True))
     scales = _scales(sampler)
-    if sampler.net.num_classes or (sampler.request_keys and not scales):
+    if not scales and (sampler.net.num_classes or sampler.request_keys):
         scale = 1.0 if sampler.guidance is None else sampler.guidance.scale
         help_text = GUIDANCE_HELP.format("the class" if sampler.net.num_classes else "what is given")
         fields.append(InputField("guidance", "Guidance", "float", scale, (0, 20), help=help_text))

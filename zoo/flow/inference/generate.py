@@ -188,7 +188,7 @@ def sample(
     images: Path | None = None,
     masks: Path | None = None,
 ) -> dict[str, Any]:
-    """Draw samples from a run into a folder: 0.png, 1.png, ..., labels.csv, a grid and an animation.
+    """Draw samples from a run into a folder: 0.png, 1.png, ..., labels.csv, a grid; with --trajectory true an animation.
 
     Sample i is the same for any chunk, device or number of processes, up to rounding. The same call resumes after a
     kill; under torchrun the processes share the work. Samples that are no images become `.npy` files.

@@ -119,4 +119,6 @@ def _read_row(line: str, sampler: Sampler) -> list[dict[str, Any]]:
             f"expected whole numbers {' and '.join(sorted(required))}, count from 1 at will"
             f"{''.join(f', a text {key}' for key in sampler.request_keys)}; found {line[:80]}"
         )
+    if not 0 <= row["seed"] < 2**63:
+        raise ValueError(f"seed lies between 0 and 2**63 - 1, found {row['seed']}")
     return [{**row, "seed": row["seed"] + offset} for offset in range(row.get("count", 1))]

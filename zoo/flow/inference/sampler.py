@@ -287,6 +287,8 @@ class Sampler(Inference):
             ValueError: something is missing, not taken, or of another shape.
         """
         self._check_conditions(prompts, images)
+        if masks is not None and self.image_condition is None:
+            raise ValueError("the net takes no masks")
         encoded = None
         if self.image_condition is not None:
             side, pixels = self.image_condition.side(self.sample_shape[-1]), np.array(images)
@@ -309,8 +311,8 @@ class Sampler(Inference):
         """Draw what a request file asks for; return the numbers of `images` or `points`, of `classes`, and `nfe`."""
         image = rendering.check_drawable(self.sample_shape)
         labels, seeds, conditions = read_request_file(source, self)
-        names = self.class_names(labels)
         solutions = list(self.solutions(labels, seeds, conditions=conditions))
+        names = self.class_names(labels)
         samples = torch.cat([solution.x for solution in solutions])
         if not image:
             write_atomic(target.with_suffix(".npy"), lambda file: np.save(file, samples.numpy()))
