@@ -133,7 +133,7 @@ def test_the_sampler_takes_one_euler_step_and_no_other_net():
     exact = MeanFlowSampler(Oracle(), ConditionalOT(0.0))
     task = partial(MeanFlowTask, *parts, UniformTimes(), torch.optim.Adam, label_drop=0.0)
     for call, message in (
-        (lambda: MeanFlowSampler(*parts, solver=Solver("heun2", 2)), r"solver\.method is euler"),
+        (lambda: MeanFlowSampler(*parts, solver=Solver("heun2", 2)), r"solver\.method"),
         (lambda: invert(exact.field(), torch.zeros(1, 2), exact.solver), "no way back"),
         (lambda: evaluate_straightness(exact, None, [1]), "no velocity"),
         (lambda: MeanFlowSampler(*parts, image_condition=Inpainting()), "neither texts nor images"),

@@ -20,7 +20,6 @@ from zoo.runs.init_from import init_from
 from zoo.runs.load import load
 from zoo.runs.model_description import FORMAT
 
-
 LIGHTNING = "pytorch-lightning_version"
 
 

@@ -3,7 +3,7 @@
 COMMANDS = {
     "sample": (
         "zoo.flow.inference.generate:sample",
-        "Draw samples from a run into a folder: 0.png, 1.png, ..., labels.csv, a grid; with --trajectory true an animation.",
+        "Draw samples from a run into a folder: 0.png, ..., labels.csv, a grid; with --trajectory true an animation.",
     ),
     "compare-samplers": (
         "zoo.flow.evaluation.solver_tables:compare_solvers",

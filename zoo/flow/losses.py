@@ -1,4 +1,4 @@
-"""Losses of flow matching, and the targets of average velocities (MeanFlow)."""
+"""Targets and intervals of average velocities (MeanFlow)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,6 @@ from zoo.flow.process.time_samplers import TimeSampler
 
 AverageVelocity = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Average velocities (B, ...) over [t, t + span] of points (B, ...), times (B,) and spans (B,)."""
-
-
-def flow_matching_loss(output: Tensor, target: Tensor) -> Tensor:
-    """Mean squared error of outputs (B, ...), in float32."""
-    return (output - target).float().square().mean()
 
 
 def mean_flow_target(

@@ -8,16 +8,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from zoo.common.checks import check_at_least, check_one_of, check_within
+from zoo.common.checks import check_at_least, check_within
 from zoo.flow.data.images import Resize
-from zoo.flow.losses import flow_matching_loss, mean_flow_target, sample_intervals
+from zoo.flow.losses import mean_flow_target, sample_intervals
 from zoo.flow.nets.latent_space import LatentSpace
 from zoo.flow.nets.velocity import VelocityNet
 from zoo.flow.process.conditions import ALL, LABEL, ConditionBatch, TextEncoder, add_nulls, sample_drops
 from zoo.flow.process.coupling import Coupling
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.image_conditions import ImageCondition
-from zoo.flow.process.paths import PREDICTIONS, AffinePath, Prediction
+from zoo.flow.process.paths import AffinePath, Prediction
 from zoo.flow.process.solvers import Solver
 from zoo.flow.process.time_samplers import TimeSampler, sample_times
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask
@@ -88,7 +88,6 @@ class FlowTask(SingleOptimizerTask):
     ) -> None:
         super().__init__(optimizer, **kwargs)
         check_within(0, 1, label_drop=label_drop, **(condition_drop or {}))
-        check_one_of(PREDICTIONS, prediction=prediction)
         if not net.num_classes and label_drop:
             raise ValueError(f"model.net.num_classes is 0: such a net takes no label_drop ({label_drop})")
         self.net = net
@@ -185,7 +184,8 @@ class FlowTask(SingleOptimizerTask):
     ) -> Tensor:
         """Mean squared error for data and noise (B, ...), times (B,), classes (B,) and conditions (B, ...) by name."""
         output = self.predict(self.path.sample(x0, x1, t), t, label, conditions)
-        return flow_matching_loss(output, self.path.target(x0, x1, t, self.prediction))
+        target = self.path.target(x0, x1, t, self.prediction)
+        return (output - target).float().square().mean()
 
     def predict(
         self, x: Tensor, t: Tensor, label: Tensor | None, conditions: Mapping[str, Tensor] | None = None

@@ -28,7 +28,7 @@ def as_set(source: FileImages) -> ImageSet:
 
 
 def make(tmp_path: Path, source: FileImages) -> ImageCache:
-    return build(as_set(source), tmp_path / "cache", Framing(4, 3), progress=False)
+    return build(as_set(source), tmp_path / "cache", Framing(4, 3))
 
 
 def test_cache_serves_what_decoding_gives(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_cache_serves_what_decoding_gives(tmp_path: Path) -> None:
     assert torch.equal(pickle.loads(pickle.dumps(cache))([2]), cache([2]))
     assert len(pickle.dumps(cache)) < 500
     index = json.loads(cache.path.with_suffix(".json").read_text())
-    assert (index["count"], index["resolution"], index["images"][0]) == (5, 4, "0.png")
+    assert (index["count"], index["resolution"]) == (5, 4)
     assert cache.path.name.startswith("some-set-train-4x3-") and cache.path.stat().st_size == 128 + 5 * 48
 
 
@@ -53,7 +53,7 @@ def test_images_are_read_again_when_they_change(tmp_path: Path, monkeypatch: pyt
     second = make(tmp_path, source)
     assert second.path != first.path and second.checksum != first.checksum
     assert float(second([2]).max()) == -1 and float(first([2]).max()) > -1
-    assert build(as_set(source), tmp_path / "cache", Framing(8, 1), progress=False)([0]).shape == (1, 1, 8, 8)
+    assert build(as_set(source), tmp_path / "cache", Framing(8, 1))([0]).shape == (1, 1, 8, 8)
 
 
 @pytest.mark.parametrize("damage", ["cut", "no index", "no json", "empty", "other"])

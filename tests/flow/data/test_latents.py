@@ -51,7 +51,7 @@ def test_cached_latents_are_those_of_encoding_on_the_fly(tmp_path):
     assert torch.equal(batch["label"], plain.__getitems__([(3, 0), (3, 7), (5, 7)])["label"])
     assert batch["x0"].shape == (3, 2, 4, 4) and batch["seeds"] == plain.__getitems__([(3, 0), (3, 7), (5, 7)])["seeds"]
     assert torch.equal(made.val_set[1]["x1"], made.val_set.data([1])[0])  # the mean
-    assert made.train_set.examples([0])[0].shape == (1, 1, 8, 8)
+    assert made.train_set.examples([0]).shape == (1, 1, 8, 8)
     mean, deviation = made.statistics()
     stored = torch.from_numpy(np.concatenate(list(made.train_set.moments.arrays()))).double()
     first, log_variance = stored.chunk(2, dim=2)

@@ -27,7 +27,7 @@ def build(net: VelocityNet | None = None, chunk: int = 4, **kwargs: object) -> S
 def generate(
     sampler: Sampler, output: Path, count: int = 500, labels: object = None, seed: int = 63, **options: Any
 ) -> Any:
-    return generate_folder(sampler, output, GenerationRequest(count, seed, labels), progress=False, **options)
+    return generate_folder(sampler, output, GenerationRequest(count, seed, labels), **options)
 
 
 def test_requests_do_not_depend_on_the_count() -> None:

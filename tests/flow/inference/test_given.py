@@ -116,7 +116,7 @@ def test_given_images_are_read_as_those_of_the_training(model: Sampler, tmp_path
 def test_folders_of_samples(model: Sampler, tmp_path: Path) -> None:
     for name in ("b.png", "a.png"):
         Image.fromarray(IMAGES[0, ..., 0]).save(tmp_path / name)
-    request, options = GenerationRequest(3, 1, None, ["a cat", ""], tmp_path), {"progress": False, "grid": False}
+    request, options = GenerationRequest(3, 1, None, ["a cat", ""], tmp_path), {"grid": False}
     result = generate(model, tmp_path / "out", request, trajectory=True, **options)
     assert result["done"] == 3 and result["written"] == ["out_trajectory.gif"]
     with (tmp_path / "out/labels.csv").open() as file:

@@ -59,7 +59,6 @@ def build(
     images: ImageSet,
     folder: Path,
     framing: Framing,
-    progress: bool = True,
     max_bad_share: float = 0.0,
 ) -> ImageCache:
     """Decode and resize images into one file, unless the cache of the same images exists.
@@ -90,13 +89,12 @@ def build(
         if time.time() - left.stat().st_mtime > STALE_SECONDS:
             delete_path(left)
     bad: dict[int, str] = {}
-    rows = partial(decode_all, source, framing, progress, max_bad_share, bad)
-    index: dict[str, Any] = {"version": VERSION, "key": key, "resolution": resolution, "channels": channels}
+    rows = partial(decode_all, source, framing, True, max_bad_share, bad)
+    index: dict[str, Any] = {"key": key, "resolution": resolution, "channels": channels}
     shape = (len(source), resolution, resolution, channels)
     try:
         write_atomic(path, lambda file: index.update(checksum=_write(file, rows(), shape, bad)))
         index |= {"count": len(source) - len(bad), "bad": bad}
-        index["images"] = [source.name(number) for number in range(len(source)) if number not in bad]
         text = json.dumps(index, indent=1)
         write_atomic(path.with_suffix(".json"), lambda file: file.write(text.encode()))
     except OSError as error:

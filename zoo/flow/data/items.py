@@ -130,9 +130,9 @@ class Items(Dataset[dict[str, Any]]):
         """The values (n, ...) of items of this set, as they are: nothing is mirrored."""
         return self.read(self._rows(items))
 
-    def examples(self, items: Sequence[int]) -> tuple[Tensor, list[int]]:
-        """Values and labels of items of this set, to be shown or compared with."""
-        return self.data(items), self.labels[list(items)].tolist()
+    def examples(self, items: Sequence[int]) -> Tensor:
+        """Values (n, ...) of items of this set, to be shown."""
+        return self.data(items)
 
     def _data(self, places: Sequence[Key]) -> tuple[Tensor, list[int]]:
         """The values of (epoch, item), and the seed of each."""

@@ -106,8 +106,8 @@ class LatentItems(Items):
         """Means (n, C, h, w) of the latents of items, nothing mirrored."""
         return self.moments(items, [0] * len(items)).chunk(2, dim=1)[0]
 
-    def examples(self, items: Sequence[int]) -> tuple[Tensor, list[int]]:
-        """Images and labels of items, to be shown or compared with."""
+    def examples(self, items: Sequence[int]) -> Tensor:
+        """Images (n, C, H, W) of items, to be shown."""
         return self.images.examples(items)
 
     def _data(self, places: Sequence[Key]) -> tuple[Tensor, list[int]]:

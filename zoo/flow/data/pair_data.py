@@ -92,13 +92,12 @@ class Pairs(Dataset[dict[str, Any]]):
         x0, x1, label = self.read(self.indices[item])
         return {"x1": x1, "x0": x0, "label": label, "seed": item_seed(self.seed, epoch, item)}
 
-    def examples(self, items: Sequence[int]) -> tuple[Tensor, list[int]]:
-        """Samples, decoded where they are latents, and labels of items of this set, to be shown or compared with."""
-        _, values, labels = zip(*(self.read(self.indices[item]) for item in items), strict=True)
-        samples = torch.stack(values)
+    def examples(self, items: Sequence[int]) -> Tensor:
+        """Samples (n, ...) of items of this set, decoded where they are latents, to be shown."""
+        samples = torch.stack([self.read(self.indices[item])[1] for item in items])
         if self.latents is not None:
             samples = self.latents.decode(self.latents.normalise(samples.to(self.latents.shift.device))).cpu()
-        return samples, list(labels)
+        return samples
 
 
 class PairData(FlowData):

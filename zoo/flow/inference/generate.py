@@ -40,7 +40,6 @@ def generate(
     world_size: int = 1,
     grid: bool = True,
     trajectory: bool = False,
-    progress: bool = True,
 ) -> dict[str, Any]:
     """Write samples, one file each; the same call resumes after a kill. See `sample`.
 
@@ -66,7 +65,7 @@ def generate(
     pending = pending_items(
         chunks, lambda chunk: all(folder.files[index].exists() for index in chunk), rank, world_size
     )
-    results = [folder.write_chunk(chunk) for chunk in track(pending, "samples", disable=not progress or rank > 0)]
+    results = [folder.write_chunk(chunk) for chunk in track(pending, "samples", disable=rank > 0)]
     done = sum(count for count, _ in results)
     missing = sum(not path.exists() for path in folder.files)
     written = [] if missing else folder.finish(grid, trajectory)
@@ -158,17 +157,10 @@ class _SampleFolder:
             if self.suffix == ".npy":
                 picture = rendering.frames(torch.from_numpy(joined)[None], self.labels)[0]
             else:
-                tiles = np.stack([read_image(path) for path in self.files[:GRID_IMAGES]])
+                tiles = np.stack([np.atleast_3d(np.asarray(Image.open(path))) for path in self.files[:GRID_IMAGES]])
                 picture = rendering.labelled_grid(tiles, self.names and self.names[:GRID_IMAGES])
             rendering.write_png(written[-1], picture)
         return written
-
-
-def read_image(path: Path) -> np.ndarray:
-    """Read a picture as (H, W, C), uint8, with 1 or 3 channels."""
-    with Image.open(path) as image:
-        pixels = np.array(image if image.mode in ("L", "RGB") else image.convert("RGB"))
-    return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
 @writes_into("output", shared=True)
@@ -188,7 +180,7 @@ def sample(
     images: Path | None = None,
     masks: Path | None = None,
 ) -> dict[str, Any]:
-    """Draw samples from a run into a folder: 0.png, 1.png, ..., labels.csv, a grid; with --trajectory true an animation.
+    """Draw samples from a run into a folder: 0.png, ..., labels.csv, a grid; with --trajectory true an animation.
 
     Sample i is the same for any chunk, device or number of processes, up to rounding. The same call resumes after a
     kill; under torchrun the processes share the work. Samples that are no images become `.npy` files.

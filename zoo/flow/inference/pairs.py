@@ -31,7 +31,6 @@ def make_pairs(
     rank: int = 0,
     world_size: int = 1,
     run: str = "",
-    classes: list[str] | None = None,
 ) -> dict[str, int]:
     """Write a teacher's samples in shards, each with the seed of the noise that it was made of; see `write_pairs`.
 
@@ -48,7 +47,7 @@ def make_pairs(
     check_within(0, world_size - 1, rank=rank)
     check_label_conditions(sampler, "make-pairs")
     labels, seeds = request.labels_and_seeds(sampler, PAIRS)
-    settings = _settings(sampler, request, sampler.classes if classes is None else classes)
+    settings = _settings(sampler, request)
     begin_output(
         output, {"run": run, **settings, "shard_size": shard_size}, META_NAME, NOT_COMPARED, sweep=world_size == 1
     )
@@ -69,16 +68,14 @@ def make_pairs(
     return {"made": made, "skipped": sum(min(shard_size, request.count - start) for start in starts) - made}
 
 
-def _settings(sampler: Sampler, request: GenerationRequest, classes: list[str] | None) -> dict[str, Any]:
+def _settings(sampler: Sampler, request: GenerationRequest) -> dict[str, Any]:
     """What decides the pairs, and what their reader has to know."""
     net = sampler.net
-    if classes is not None and len(classes) != net.num_classes:
-        raise ValueError(f"{len(classes)} names of classes for a net of {net.num_classes} classes")
     settings = sampler_settings(sampler) | {"num_classes": net.num_classes, "sample_shape": net.sample_shape}
     if sampler.latents is not None:
         settings["autoencoder"] = sampler.latents.autoencoder.fingerprint()
     labels = sampler.label_numbers(request.labels)
-    return settings | {"count": request.count, "labels": labels, "classes": classes, "seed": request.seed}
+    return settings | {"count": request.count, "labels": labels, "classes": sampler.classes, "seed": request.seed}
 
 
 def _fill_samples(sampler: Sampler, rows: np.ndarray) -> None:
@@ -104,7 +101,6 @@ def write_pairs(
     guidance: Guidance | None = None,
     shard_size: int = 1024,
     chunk: int | None = None,
-    classes: list[str] | None = None,
     device: str = "cpu",
 ) -> dict[str, int]:
     """Write a run's samples with the noise that each was made of, to train on: reflow and distillation.
@@ -122,9 +118,8 @@ def write_pairs(
         guidance: the run's when not given; it is baked into the pairs.
         shard_size: pairs per file.
         chunk: pairs sampled at once; as the run says when not given.
-        classes: names of the classes, to be noted; those of the run when not given.
         device: torch device.
     """
     sampler = load_sampler(run, solver, guidance, chunk, device)
     request = GenerationRequest(count, seed, labels)
-    return make_pairs(sampler, output, request, shard_size, *process_rank(), run=str(run), classes=classes)
+    return make_pairs(sampler, output, request, shard_size, *process_rank(), run=str(run))

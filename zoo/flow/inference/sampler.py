@@ -91,6 +91,7 @@ class Sampler(Inference):
         self.net = net
         self.path = path
         self.solver = solver or Solver(*self.usual_solver)
+        check_one_of(self.methods, **{"solver.method": self.solver.method})
         self.guidance = guidance
         self.prediction: Prediction = prediction
         self.chunk = chunk
@@ -125,12 +126,9 @@ class Sampler(Inference):
         autoencoder = self.latents.autoencoder
         return (autoencoder.image_channels, height * autoencoder.factor, width * autoencoder.factor)
 
-    def decode_latents(self, x: Tensor) -> Tensor:
-        """Samples (B, *sample_shape) of what the net generates (B, *net.sample_shape)."""
-        return x if self.latents is None else self.latents.decode(x)
-
     def using(self, solver: Solver, guidance: Guidance | None) -> Self:
         """The same parts with another solver and guidance."""
+        check_one_of(self.methods, **{"solver.method": solver.method})
         other = copy.copy(self)
         other.solver, other.guidance = solver, guidance
         return other
@@ -223,7 +221,7 @@ class Sampler(Inference):
                 field = _report_progress(field, progress, start / len(seeds), len(seeds[part]) / len(seeds))
             x0 = self.noise(seeds[part])
             solution = self.solver.solve(field, x0, keep_trajectory=start < record)
-            decoder = self.decode_latents if decode else torch.nn.Identity()
+            decoder = self.latents.decode if decode and self.latents is not None else torch.nn.Identity()
             x = decoder(solution.x).float().cpu()
             finite = x.flatten(1).isfinite().all(dim=1)
             if not finite.all():
@@ -394,12 +392,6 @@ class MeanFlowSampler(Sampler):
     def _check_parts(self) -> None:
         if self.text is not None or self.image_condition is not None:
             raise ValueError("a net of average velocities takes neither texts nor images")
-        _check_euler(self.solver)
-
-    def using(self, solver: Solver, guidance: Guidance | None) -> Self:
-        """The same parts with another solver and guidance."""
-        _check_euler(solver)
-        return super().using(solver, guidance)
 
     def field(self, labels: Sequence[int] | None = None, conditions: GenerationConditions | None = None) -> VectorField:
         """The average velocity from a time of the solver's grid to the next, for its steps; see `Sampler.field`."""
@@ -417,11 +409,6 @@ class MeanFlowSampler(Sampler):
             return self.guidance.predict(self.net, t, x, rows, spans)
 
         return field
-
-
-def _check_euler(solver: Solver) -> None:
-    if solver.method != "euler":
-        raise ValueError(f"average velocities are followed by Euler steps: solver.method is euler, not {solver.method}")
 
 
 def _report_progress(field: VectorField, progress: Callable[[float], object], done: float, share: float) -> VectorField:

@@ -113,7 +113,7 @@ def _guidances(task: FlowTask, conditional: bool) -> dict[str, Guidance | None]:
 def _training_examples(task: FlowTask, count: int) -> Tensor | None:
     """Training data, evenly from all of the set, where it can be read."""
     data: Any = getattr(getattr(task.trainer, "datamodule", None), "train_set", None)
-    return data.examples(_evenly(len(data), count))[0] if hasattr(data, "examples") else None
+    return data.examples(_evenly(len(data), count)) if hasattr(data, "examples") else None
 
 
 def _evenly(size: int, count: int) -> list[int]:

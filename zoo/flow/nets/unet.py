@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -215,13 +215,7 @@ class UNet(VelocityNet):
                 blocks.append(Upsample(width))
         return blocks, width
 
-    def forward(
-        self,
-        x: Tensor,
-        t: Tensor | float,
-        label: Tensor | None = None,
-        conditions: Mapping[str, Tensor] | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, t: Tensor | float, label: Tensor | None = None) -> Tensor:
         """Predict for images (B, C, H, W), which can be halved once per level; see `VelocityNet.forward`."""
         check_divisible(x, 2 ** (len(self.channel_mult) - 1))
         embedding = self.time_embedding(expand_time(t, x))  # (B, E)

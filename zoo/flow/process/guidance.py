@@ -12,7 +12,7 @@ from zoo.blocks.image import classifier_free_guidance
 from zoo.common.checks import check_one_of, check_within
 from zoo.flow.nets.velocity import NO_LABEL, NULL_LABEL, VectorField, VelocityNet
 from zoo.flow.process.conditions import KIND_NAMES, KINDS, LABEL, ConditionBatch, predict_branches
-from zoo.flow.process.paths import PREDICTIONS, AffinePath, Prediction
+from zoo.flow.process.paths import AffinePath, Prediction
 
 NULL_LABELS = {"label0": NULL_LABEL, "none": NO_LABEL}
 
@@ -131,13 +131,9 @@ def velocity_field(
         guidance: None gives the conditional field where there are labels, which it needs.
         conditions: of B rows; None for a net that has no others than classes.
     """
-    check_one_of(PREDICTIONS, prediction=prediction)
     labelled = label is not None and bool(net.num_classes)
     if guidance is not None and conditions is None and not labelled:
         raise ValueError(f"guidance needs labels and a net with classes; found {label} and {net.num_classes} classes")
-    # labels on another device were checked before they were sent there: reading them would wait for it
-    if label is not None and label.device.type == "cpu":
-        check_labels(label.tolist(), net.num_classes)
 
     def field(t: float, x: Tensor) -> Tensor:
         rows = None if label is None else label.expand(len(x))

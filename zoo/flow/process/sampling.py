@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zoo.flow.nets.velocity import VectorField
 from zoo.flow.process.paths import AffinePath
-from zoo.flow.process.solvers import Projection, Solution, Solver
+from zoo.flow.process.solvers import Solution, Solver
 
 # Epochs of the keys of the noise (see `item_seed`): of their own, so that samples do not begin with noise that a
 # training on data or on pairs has seen. torch's generator takes 32 bits of a seed, so that one in 2^32 pairs is equal.
@@ -74,11 +74,6 @@ def inpaint(
         path: that the net was trained on.
         solver: how to integrate; its grid says how often the known part is put back, also for dopri5.
     """
-    return solver.solve(velocity, x0, project=keep_known_region(x0, data, mask, path))
-
-
-def keep_known_region(x0: Tensor, data: Tensor, mask: Tensor, path: AffinePath) -> Projection:
-    """Return a projection that puts the known part of data back onto its path from its noise; see `inpaint`."""
     if mask.dtype != torch.bool:
         raise ValueError(f"the mask must be bool, True where the data is known; found {mask.dtype}")
 
@@ -86,7 +81,7 @@ def keep_known_region(x0: Tensor, data: Tensor, mask: Tensor, path: AffinePath) 
         on_path = data if t == 1 else path.sample(x0, data, x.new_full((len(x),), t))
         return torch.where(mask, on_path, x)
 
-    return project
+    return solver.solve(velocity, x0, project=project)
 
 
 @torch.no_grad()
