@@ -129,6 +129,12 @@ def test_run_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert new_run_folder("hifigan/smoke", tmp_path) == Path("chosen")
     assert find_latest_run(tmp_path) is None
     save(first, 1)
+    save(tmp_path, 2)  # a converted file
+    hidden = tmp_path / ".deleted" / "run"
+    hidden.mkdir(parents=True)
+    save(hidden, 3)
     assert find_latest_run(tmp_path) == first
+    (tmp_path / "config.yaml").touch()
+    assert find_latest_run(tmp_path) == tmp_path
     with pytest.raises(FileNotFoundError, match="--config"):
         find_config(first)

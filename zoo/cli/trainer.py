@@ -66,9 +66,12 @@ def recipe_name(configs: Sequence[str]) -> str:
         return "unnamed"
     first = Path(configs[0]).absolute()
     if first.name == runs.CONFIG_NAME:
-        return read_recipe_name(first) or "/".join(first.parts[-4:-2])
+        name = read_recipe_name(first) or ""
+        parts = name.split("/")  # a file may say anything: runs are named by it, below their root
+        if name == "unnamed" or (len(parts) == 2 and not {"", ".", ".."} & {*parts}):
+            return name
     folder = first.parent.parent if first.parent.name == "configs" else first.parent
-    return f"{folder.name}/{first.stem}"
+    return f"{folder.name or 'unnamed'}/{first.stem}"
 
 
 def resolve_checkpoint(command: str, args: list[str]) -> tuple[list[str], Path | None]:
@@ -231,6 +234,7 @@ class ZooCLI(LightningCLI):
         self.source_run = source_run
         self.lock_stack = lock_stack
         self.recipe = recipe_name(config_files(args))
+        self.names_root = bool(take_option(args, "--trainer.default_root_dir")[0])
         super().__init__(
             save_config_callback=None,
             seed_everything_default=DEFAULT_SEED,
@@ -284,6 +288,12 @@ class ZooCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Decide on checkpoint and run folder before anything is built."""
         self.checkpoint, self.folder = choose_run_folder(self.command, self.config, self.recipe)
+        root = self.config["trainer.default_root_dir"]
+        if self.names_root and root and not self.folder.resolve().is_relative_to(Path(root).resolve()):
+            raise ValueError(
+                f"trainer.default_root_dir is {root}, but the run of ckpt_path goes on in {self.folder}: "
+                "leave it out, or copy the run there and resume the copy"
+            )
         if self.command == "fit" and self.checkpoint is None:  # the run's config says which commit it began with
             self.config["init_from"] = pin_revisions(self.config["init_from"])
         runs.refuse_links(self.folder)

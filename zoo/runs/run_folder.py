@@ -55,8 +55,17 @@ def refuse_links(folder: Path) -> None:
 
 
 def find_latest_run(root: Path) -> Path | None:
-    """Return the run folder below `root` (or `root` itself) that holds the most recently written checkpoint."""
-    newest = max(root.rglob("*.ckpt"), key=lambda path: path.stat().st_mtime, default=None)
+    """Return the run folder below `root` (or `root` itself) that holds the most recently written checkpoint.
+
+    Hidden folders are left out; a checkpoint alone makes no run of the root itself.
+    """
+    is_run = any((root / name).is_file() for name in (CONFIG_NAME, CSV_NAME))
+    paths = [
+        path
+        for path in root.rglob("*.ckpt")
+        if (is_run or path.parent != root) and not any(part.startswith(".") for part in path.relative_to(root).parts)
+    ]
+    newest = max(paths, key=lambda path: path.stat().st_mtime, default=None)
     return None if newest is None else newest.parent
 
 

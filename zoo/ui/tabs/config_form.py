@@ -73,7 +73,7 @@ CONTROLS = (
     Control(
         "What trains", "Training mode", "M.trains", "full, global_encoder, unet_only, or layers: [time_embed, out]"
     ),
-    Control("What trains", "Frozen modules", "M.freeze", "a list: [encoder, mid]"),
+    Control("What trains", "Frozen modules", "M.frozen", "a list: [encoder, mid]"),
     Control("Protection", "Loss guard", "loss_guard", "skips batches whose loss explodes"),
     Control("Protection", "Guard's action", f"{_GUARD}.kind {_GUARD}.mode {_GUARD}.action", choices=("skip", "reduce")),
     Control("Protection", "Explosion threshold", f"{_GUARD}.threshold {_MONITOR}.threshold {_GUARD}.factor"),
