@@ -112,7 +112,9 @@ def choose_run_folder(command: str, config: Mapping[str, Any], recipe: str) -> t
     root, path = config["trainer.default_root_dir"], config["ckpt_path"]
     checkpoint = None if path is None else find_checkpoint(Path(path))
     if command != "fit":
-        return checkpoint, Path(root) if root else checkpoint.parent if checkpoint else runs.RUNS_ROOT / command
+        if checkpoint is None:
+            raise ValueError(f"{command} needs --ckpt_path, a run or a checkpoint: a recipe has no trained weights")
+        return checkpoint, Path(root) if root else checkpoint.parent
     if checkpoint is not None:
         is_newest = checkpoint == find_checkpoint(checkpoint.parent)
         if is_newest or checkpoint != Path(path):
@@ -366,8 +368,6 @@ def run(command: str, args: list[str], source_run: Path | None = None) -> int:
     with contextlib.ExitStack() as lock_stack:
         args, resumed_run = resolve_checkpoint(command, args)
         cli = ZooCLI(command, args, source_run or resumed_run, lock_stack)
-        if command != "fit" and cli.checkpoint is None:
-            raise ValueError(f"{command} needs --ckpt_path, a run or a checkpoint: a recipe has no trained weights")
         try:
             if cli.checkpoint is not None:
                 check_checkpoint(cli.model, load_checkpoint(cli.checkpoint, mmap=True), resumes=command == "fit")

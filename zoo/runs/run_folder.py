@@ -18,17 +18,17 @@ MEDIA_NAME = "media"
 _RUN_VARIABLE = "ZOO_RUN_FOLDER"  # set by the first process, so that the ranks it starts write to the same folder
 
 
-def new_run_folder(recipe: str, root: Path = RUNS_ROOT) -> Path:
-    """Name a fresh run folder `root/<recipe>/<time>`; subprocess ranks get the name that the first process chose."""
+def new_run_folder(recipe: str) -> Path:
+    """Name a fresh run folder `runs/<recipe>/<time>`; subprocess ranks get the name that the first process chose."""
     inherited = os.environ.get(_RUN_VARIABLE)
     if inherited and os.environ.get("LOCAL_RANK", "0") != "0":
         return Path(inherited)
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    folder = root / recipe / stamp
+    folder = RUNS_ROOT / recipe / stamp
     number = 1
     while folder.exists():
         number += 1
-        folder = root / recipe / f"{stamp}-{number}"
+        folder = RUNS_ROOT / recipe / f"{stamp}-{number}"
     os.environ[_RUN_VARIABLE] = str(folder)
     return folder
 
