@@ -16,6 +16,7 @@ from tests.harness import REPOSITORY, forked, good
 from zoo.cli.main import main
 from zoo.cli.recipes import compose_arguments, find_recipe, read_files, split_arguments
 from zoo.cli.tools import find_tools, split_options
+from zoo.cli.trainer import recipe_name
 from zoo.common.configs import load_recipe, load_run_config, merge
 from zoo.runs.load import load
 
@@ -163,6 +164,30 @@ def test_words_are_recipes():
     assert options == ["--trainer.max_steps=-1", "--print_config"]
     assert list(split_arguments(["-c", "x", "--a=b=c", "--flag", "--b"])) == [
         ("-c", "x"), ("--a", "b=c"), ("--flag", None), ("--b", None)]  # fmt: skip
+
+
+@pytest.mark.parametrize("flag", ["-q", "--quiet", "-v", "--verbose"])
+def test_a_flag_takes_no_word(flag):
+    assert list(split_arguments([flag, "flow/smoke"])) == [(flag, None), ("", "flow/smoke")]
+
+
+@pytest.mark.parametrize(
+    ("place", "comment", "name"),
+    [
+        ("run", "# zoo==0.1.0\n# recipe: flow/my recipe\n", "flow/my recipe"),
+        ("run", "# recipe: unnamed\n", "unnamed"),
+        ("run", "# recipe: ../x\n", "run/config"),
+        ("run", "# recipe: ../../../x\n", "run/config"),
+        ("run", "# recipe: /x\n", "run/config"),
+        ("mine/configs", "", "mine/config"),
+    ],
+)
+def test_a_run_is_named_below_the_folder_of_runs(place, comment, name, tmp_path):
+    path = tmp_path / place / "config.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"{comment}seed_everything: 1\n")
+    assert recipe_name([str(path)]) == name
+    assert recipe_name(["/config.yaml"]) == "unnamed/config"
 
 
 @pytest.mark.parametrize("name", find_tools())

@@ -227,6 +227,8 @@ def test_a_run_is_started_continued_and_never_overwritten(tmp_path: Path, capsys
     assert "already holds a run" in capsys.readouterr().err
     assert main([*args[:-2], f"--trainer.default_root_dir={run.parent}"]) == 1
     assert "holds other runs" in capsys.readouterr().err
+    assert main(["fit", *TOY_ARGS, "--ckpt_path", str(run), "--trainer.default_root_dir=elsewhere"]) == 1
+    assert "elsewhere" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

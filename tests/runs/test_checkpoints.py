@@ -119,16 +119,23 @@ def test_older_formats_are_refused_in_one_line(tmp_path: Path, description: obje
 
 
 def test_run_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ZOO_RUN_FOLDER", raising=False)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    first = new_run_folder("hifigan/smoke", tmp_path)
+    first = new_run_folder("hifigan/smoke")
     first.mkdir(parents=True)
-    assert new_run_folder("hifigan/smoke", tmp_path) != first
+    assert new_run_folder("hifigan/smoke") != first
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("ZOO_RUN_FOLDER", "chosen")
-    assert new_run_folder("hifigan/smoke", tmp_path) == Path("chosen")
+    assert new_run_folder("hifigan/smoke") == Path("chosen")
     assert find_latest_run(tmp_path) is None
     save(first, 1)
-    assert find_latest_run(tmp_path) == first
+    save(tmp_path, 2)  # a converted file
+    hidden = tmp_path / ".deleted" / "run"
+    hidden.mkdir(parents=True)
+    save(hidden, 3)
+    assert find_latest_run(tmp_path) == tmp_path / first
+    (tmp_path / "config.yaml").touch()
+    assert find_latest_run(tmp_path) == tmp_path
     with pytest.raises(FileNotFoundError, match="--config"):
         find_config(first)

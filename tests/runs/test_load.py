@@ -6,28 +6,9 @@ import torch
 
 import zoo
 from tests.harness import RUNS
-from zoo.runs import load
+from zoo.common import registry
 
 RUN = RUNS / "hifigan" / "smoke"
-
-
-class Plain:
-    """An inference of the user, without annotations."""
-
-    def __init__(self, net, text=None): ...
-
-
-class Base:
-    def __init__(self, net: Any, **kwargs: Any) -> None: ...
-
-
-@pytest.mark.parametrize(("cls", "kept"), [(Plain, {"net", "text"}), (Base, {"net", "text", "removed"})])
-def test_null_components_are_kept_where_the_constructor_takes_them(
-    monkeypatch: pytest.MonkeyPatch, cls: type, kept: set[str]
-) -> None:
-    monkeypatch.setattr(load.registry, "get_class", lambda name, base: cls)
-    description = {"inference": "mine.Plain", "components": {"net": 3, "text": None, "removed": None}}
-    assert load.build_components(description, Path()).keys() == kept
 
 
 def test_a_single_net(tmp_path: Path) -> None:
@@ -63,4 +44,4 @@ def test_random_weights_depend_on_the_seed_alone() -> None:
 )
 def test_refuses_what_holds_no_such_net(source: Any, base: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        zoo.load_net(source, load.registry.get_class(base))
+        zoo.load_net(source, registry.get_class(base))

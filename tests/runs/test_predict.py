@@ -17,6 +17,7 @@ import torch
 import zoo
 from tests.harness import SERVER
 from zoo.common.locks import lock_folder
+from zoo.runs.inference import predict_ray
 from zoo.runs.inference.base import Inference
 from zoo.runs.inference.predict import InputFile, list_input_files, predict_files
 
@@ -103,7 +104,7 @@ def assert_same_results(output: Path, expected: Path) -> None:
 
 
 def test_listing_mirrors_the_tree(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    names = "b/2.txt a.b.TXT b/notes.rst b/.hidden.txt c/d/3.md c/d/3.txt v.m4a none out/a.txt"
+    names = "b/2.txt a.b.TXT b/notes.rst b/.hidden.txt .x/y/1.txt c/d/3.md c/d/3.txt v.m4a none out/a.txt"
     for name in names.split():
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_text("x")
@@ -139,6 +140,18 @@ def test_listing_refuses_to_overwrite(tmp_path: Path, source: str, output: str, 
         (write_inputs(tmp_path / "twice", a="x") / name).write_text("x")
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         list_input_files(tmp_path / source, tmp_path / output, (".txt", ".md"), suffix)
+
+
+def test_ray_refuses_other_inputs_and_a_folder_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predict_ray, "connect", lambda address: {})
+    monkeypatch.setattr(predict_ray, "map_chunks", lambda *_: pytest.fail("computed"))
+    output = tmp_path / "out"
+    predict(write_inputs(tmp_path / "one", a="x"), output)
+    files = list_input_files(write_inputs(tmp_path / "two", a="y"), output, (".txt",), ".out")
+    with pytest.raises(ValueError, match="is the result of"):
+        predict_ray.predict_with_ray({"device": "cpu"}, files, output, SETTINGS)
+    with lock_folder(output, "predict", part="ray"), pytest.raises(ValueError, match="being written"):
+        predict_ray.predict_with_ray({"device": "cpu"}, files, output, SETTINGS, overwrite=True)
 
 
 def test_rows_record_what_made_the_result(tmp_path: Path) -> None:

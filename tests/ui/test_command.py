@@ -1,7 +1,7 @@
 """`zoo ui` itself: what it needs and what it refuses."""
 
-import importlib.util
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,8 @@ from zoo.ui import commands
 
 
 def test_without_the_extra_one_line_names_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    monkeypatch.delitem(sys.modules, "zoo.ui.server", raising=False)
     assert main(["ui"]) == 1
     error = capsys.readouterr().err
     assert "pip install 'zoo[ui]'" in error and len(error.splitlines()) == 1

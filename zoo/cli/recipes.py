@@ -26,7 +26,7 @@ TOP_LEVEL = {  # the other keys, with what they mean
 }
 SECTIONS = (*GROUPS, *CLASSES, *TOP_LEVEL)
 CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
-FLAGS = ("-h", "--help", "--print_config")  # take no value, or one after "="
+FLAGS = ("-h", "--help", "--print_config", "-q", "--quiet", "-v", "--verbose")  # take no value, or one after "="
 CONFIG_OPTIONS = ("--config", "-c")
 SETTINGS_SUFFIXES = (".yaml", ".yml", ".json")
 MAX_NAMES = 12  # names in an error

@@ -66,9 +66,12 @@ def recipe_name(configs: Sequence[str]) -> str:
         return "unnamed"
     first = Path(configs[0]).absolute()
     if first.name == runs.CONFIG_NAME:
-        return read_recipe_name(first) or "/".join(first.parts[-4:-2])
+        name = read_recipe_name(first) or ""
+        parts = name.split("/")  # a file may say anything: runs are named by it, below their root
+        if name == "unnamed" or (len(parts) == 2 and not {"", ".", ".."} & {*parts}):
+            return name
     folder = first.parent.parent if first.parent.name == "configs" else first.parent
-    return f"{folder.name}/{first.stem}"
+    return f"{folder.name or 'unnamed'}/{first.stem}"
 
 
 def resolve_checkpoint(command: str, args: list[str]) -> tuple[list[str], Path | None]:
@@ -109,7 +112,9 @@ def choose_run_folder(command: str, config: Mapping[str, Any], recipe: str) -> t
     root, path = config["trainer.default_root_dir"], config["ckpt_path"]
     checkpoint = None if path is None else find_checkpoint(Path(path))
     if command != "fit":
-        return checkpoint, Path(root) if root else checkpoint.parent if checkpoint else runs.RUNS_ROOT / command
+        if checkpoint is None:
+            raise ValueError(f"{command} needs --ckpt_path, a run or a checkpoint: a recipe has no trained weights")
+        return checkpoint, Path(root) if root else checkpoint.parent
     if checkpoint is not None:
         is_newest = checkpoint == find_checkpoint(checkpoint.parent)
         if is_newest or checkpoint != Path(path):
@@ -231,6 +236,7 @@ class ZooCLI(LightningCLI):
         self.source_run = source_run
         self.lock_stack = lock_stack
         self.recipe = recipe_name(config_files(args))
+        self.names_root = bool(take_option(args, "--trainer.default_root_dir")[0])
         super().__init__(
             save_config_callback=None,
             seed_everything_default=DEFAULT_SEED,
@@ -284,6 +290,12 @@ class ZooCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Decide on checkpoint and run folder before anything is built."""
         self.checkpoint, self.folder = choose_run_folder(self.command, self.config, self.recipe)
+        root = self.config["trainer.default_root_dir"]
+        if self.names_root and root and not self.folder.resolve().is_relative_to(Path(root).resolve()):
+            raise ValueError(
+                f"trainer.default_root_dir is {root}, but the run of ckpt_path goes on in {self.folder}: "
+                "leave it out, or copy the run there and resume the copy"
+            )
         if self.command == "fit" and self.checkpoint is None:  # the run's config says which commit it began with
             self.config["init_from"] = pin_revisions(self.config["init_from"])
         runs.refuse_links(self.folder)
@@ -356,8 +368,6 @@ def run(command: str, args: list[str], source_run: Path | None = None) -> int:
     with contextlib.ExitStack() as lock_stack:
         args, resumed_run = resolve_checkpoint(command, args)
         cli = ZooCLI(command, args, source_run or resumed_run, lock_stack)
-        if command != "fit" and cli.checkpoint is None:
-            raise ValueError(f"{command} needs --ckpt_path, a run or a checkpoint: a recipe has no trained weights")
         try:
             if cli.checkpoint is not None:
                 check_checkpoint(cli.model, load_checkpoint(cli.checkpoint, mmap=True), resumes=command == "fit")

@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from zoo.common.atomic_files import TEMPORARY_MARK, replace_atomically, write_atomic
+from zoo.common.atomic_files import replace_atomically, write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ def find_checkpoints(folder: Path, pattern: str = "*.ckpt") -> list[Path]:
     """
     entries = []
     for path in folder.glob(pattern):
-        if TEMPORARY_MARK not in path.name and path.name.isprintable() and path.is_file():
+        if path.name.isprintable() and path.is_file():
             with contextlib.suppress(FileNotFoundError):  # deleted just now
                 entries.append((parse_step(path), not path.name.startswith("best-"), path.stat().st_mtime, path))
     return [path for *_, path in sorted(entries, reverse=True)]

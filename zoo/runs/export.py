@@ -111,7 +111,7 @@ def format_card(
         usage=usage,
         version=__version__,
         source=source,
-        step=f" after {step} batches" if step else "",
+        step=f" after {step} steps" if step else "",
         weights=WEIGHTS_NAME,
         config=CONFIG_NAME,
         classes=f"\nClasses, from 1: {', '.join(classes)}." if classes else "",

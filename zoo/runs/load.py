@@ -95,11 +95,7 @@ def build_components(description: Mapping[str, Any], folder: Path) -> dict[str, 
 
     `folder` holds copies of frozen modules. ValueError where their weights are not those of training.
     """
-    parameters = inspect.signature(registry.get_class(description["inference"], Inference)).parameters
-    any_name = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     specs, records = copy.deepcopy(description["components"]), description.get("frozen", {})
-    # a null component of an older checkpoint may have been removed from the constructor since
-    specs = {name: spec for name, spec in specs.items() if spec is not None or any_name or name in parameters}
     copies = frozen_files.use_local_copies(specs, records, folder)
     components = {name: build_component({**description, "components": specs}, name) for name in specs}
     modules = frozen.frozen_modules({name: each for name, each in components.items() if isinstance(each, nn.Module)})

@@ -18,17 +18,17 @@ MEDIA_NAME = "media"
 _RUN_VARIABLE = "ZOO_RUN_FOLDER"  # set by the first process, so that the ranks it starts write to the same folder
 
 
-def new_run_folder(recipe: str, root: Path = RUNS_ROOT) -> Path:
-    """Name a fresh run folder `root/<recipe>/<time>`; subprocess ranks get the name that the first process chose."""
+def new_run_folder(recipe: str) -> Path:
+    """Name a fresh run folder `runs/<recipe>/<time>`; subprocess ranks get the name that the first process chose."""
     inherited = os.environ.get(_RUN_VARIABLE)
     if inherited and os.environ.get("LOCAL_RANK", "0") != "0":
         return Path(inherited)
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    folder = root / recipe / stamp
+    folder = RUNS_ROOT / recipe / stamp
     number = 1
     while folder.exists():
         number += 1
-        folder = root / recipe / f"{stamp}-{number}"
+        folder = RUNS_ROOT / recipe / f"{stamp}-{number}"
     os.environ[_RUN_VARIABLE] = str(folder)
     return folder
 
@@ -55,8 +55,17 @@ def refuse_links(folder: Path) -> None:
 
 
 def find_latest_run(root: Path) -> Path | None:
-    """Return the run folder below `root` (or `root` itself) that holds the most recently written checkpoint."""
-    newest = max(root.rglob("*.ckpt"), key=lambda path: path.stat().st_mtime, default=None)
+    """Return the run folder below `root` (or `root` itself) that holds the most recently written checkpoint.
+
+    Hidden folders are left out; a checkpoint alone makes no run of the root itself.
+    """
+    is_run = any((root / name).is_file() for name in (CONFIG_NAME, CSV_NAME))
+    paths = [
+        path
+        for path in root.rglob("*.ckpt")
+        if (is_run or path.parent != root) and not any(part.startswith(".") for part in path.relative_to(root).parts)
+    ]
+    newest = max(paths, key=lambda path: path.stat().st_mtime, default=None)
     return None if newest is None else newest.parent
 
 

@@ -66,14 +66,14 @@ class RunInfo:
     recipe: str  # `<system>/<recipe>`, "?" where it is unknown
     # "running", "finished", "stopped" (by a signal), "failed", "killed", "corrupt" (its newest checkpoint), "empty"
     state: str
-    step: int  # batches trained
-    total: int | None  # batches to train; None where epochs are counted, or nothing limits the run
+    step: int  # optimizer steps
+    total: int | None  # to train; None where epochs are counted, or nothing limits the run
     epoch: int  # the one begun last, from 1
-    epochs: int | None  # to train; None where batches are counted
+    epochs: int | None  # to train; None where steps are counted
     monitor: str | None  # the metric that decides which checkpoints are best
     mode: str  # "min" or "max"
     best: float | None  # value of that metric
-    best_step: int | None  # batches trained when it was reached
+    best_step: int | None  # optimizer steps when it was reached
     changed: float  # time of the last change, seconds since 1970
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 from pathlib import Path
@@ -12,7 +11,6 @@ from zoo.common.checks import check_at_least, check_within
 COMMANDS = {
     "ui": ("zoo.ui.commands:main", "Serve the local web page: train, watch, inspect, predict; for this machine only."),
 }
-MODULES = ("fastapi", "nicegui", "psutil", "uvicorn")
 MIN_TOKEN_LENGTH = 16
 
 
@@ -39,9 +37,6 @@ def main(
         ValueError: the port, a limit or the token cannot be used.
         OSError: the port is taken.
     """
-    missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ImportError(f"the page needs {', '.join(missing)}: pip install 'zoo[ui]'")
     check_within(0, 65535, port=port)
     check_at_least(1, max_upload_mib=max_upload_mib, trainings_at_once=trainings_at_once)
     token = None if token_env is None else os.environ.get(token_env, "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import os
 import threading
 from pathlib import Path
 
@@ -22,11 +21,11 @@ Curve = tuple[tuple[float, float], ...]
 Curves = dict[str, tuple[Curve, Curve]]  # by metric; the second one without smoothing, () where it is the same
 
 
-def downsample(curve: np.ndarray, points: int = MAX_POINTS) -> np.ndarray:
+def downsample(curve: np.ndarray) -> np.ndarray:
     """Keep the lowest and the highest point of every bucket of neighbours, and the last point: (N, 2) to (M, 2)."""
-    if len(curve) <= points:
+    if len(curve) <= MAX_POINTS:
         return curve
-    buckets = np.array_split(np.arange(len(curve)), (points - 1) // 2)
+    buckets = np.array_split(np.arange(len(curve)), (MAX_POINTS - 1) // 2)
     extremes = {int(bucket[find(curve[bucket, 1])]) for bucket in buckets for find in (np.argmin, np.argmax)}
     return curve[sorted(extremes | {len(curve) - 1})]
 
@@ -40,8 +39,7 @@ class _MetricsFile:
     """One metrics.csv, read as far as its last complete line."""
 
     def __init__(self) -> None:
-        self.file_id = 0
-        self.header = self.last = b""  # a file that replaced another may have its number
+        self.last = b""  # of what was read: a file that was replaced or cut has something else there
         self.offset = 0  # bytes read
         self.columns: list[str] = []
         self.curves: dict[str, Points] = {}
@@ -52,13 +50,6 @@ class _MetricsFile:
         """Read the rows that were appended; False when the file was replaced, cut or deleted."""
         try:
             with path.open("rb") as file:
-                status = os.fstat(file.fileno())
-                if status.st_ino != (self.file_id or status.st_ino) or status.st_size < self.offset:
-                    return False
-                self.file_id, first = status.st_ino, file.readline()
-                if self.offset and first != self.header:
-                    return False
-                self.header = first
                 file.seek(self.offset - len(self.last))
                 if file.read(len(self.last)) != self.last:
                     return False

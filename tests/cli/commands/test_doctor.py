@@ -22,6 +22,7 @@ def test_recipe_is_tried(options, is_good, tmp_path, capsys):
     out = capsys.readouterr().out
     assert ("recipe: predict" in out) == is_good and ("failed: recipe: build" in out) != is_good
     assert main(["doctor", "flow/smok"]) == 2
+    assert main(["doctor", "--data.batch_size", "7"]) == 2
 
 
 @pytest.mark.gpu

@@ -63,3 +63,6 @@ def test_compare_writes_tables_and_plots(tmp_path, capsys):
     assert imread(output / "compare.png").shape[1] > 300
     assert main(["compare", "1", "2", "--root", str(tmp_path), "--metrics", "train/*"]) == 0
     assert "val/loss" not in capsys.readouterr().out
+    make(tmp_path / "flow/smoke/3", rows="")
+    assert main(["compare", "1", "3", "--root", str(tmp_path), "--output", str(tmp_path / "bare")]) == 0
+    assert "compare.png" not in capsys.readouterr().out and not (tmp_path / "bare/compare.png").exists()

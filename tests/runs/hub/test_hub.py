@@ -1,6 +1,7 @@
 """Pushing runs of all systems to a hub and loading them; errors of a hub are one line."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -131,7 +132,14 @@ def test_branches_private_models_and_names_in_tools(
     earlier = {**load_checkpoint(run / "step_00000002.ckpt"), "global_step": 1}
     torch.save(earlier, tmp_path / "runs/digits/step_00000001.ckpt")
     assert main(["push", "digits/step_00000001.ckpt", "me/first"]) == 0  # below runs, not the newest
-    assert "after 1 batches" in online.files("me/first")["README.md"].decode()
+    assert "after 1 steps" in online.files("me/first")["README.md"].decode()
+
+    other = Path(shutil.copytree(run, tmp_path / "runs/other"))
+    for path in other.glob("*.ckpt"):
+        os.utime(path, (1, 1))
+    (other / "train.log").touch()
+    assert main(["push", "last", "me/last"]) == 0  # the newest checkpoint, as in other commands
+    assert "pushed runs/digits to" in capsys.readouterr().out
 
     online.put("me/open", {"config.json": b"{}"})
     for args, message in (

@@ -21,5 +21,5 @@ def test_controls_find_their_keys_in_a_recipe_of_each_system() -> None:
         assert {"Steps", "Batch size", "Learning rate", "Seed"} <= {label for label, key in keys.items() if key}, name
         labels |= {label for label, key in keys.items() if key}
     rare = {"Cache of the data", "Parallel", "Patience", "Compile the full graph", "Compile mode", "Guard's action"}
-    rare |= {"Explosion threshold", "Reduction of the learning rate", "Guard's patience", "Frozen modules"}
+    rare |= {"Explosion threshold", "Reduction of the learning rate", "Guard's patience"}
     assert {control.label for control in CONTROLS} - labels <= rare

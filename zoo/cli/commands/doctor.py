@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from zoo.cli.recipes import config_files, find_recipe
+from zoo.cli.recipes import WrongNameError, config_files, find_recipe
 from zoo.common.environment import available_cores, cpu_name, list_devices, total_memory_bytes
 from zoo.training.errors import EXTRAS
 
@@ -39,8 +39,13 @@ def main(*recipe: str, root: Path = Path("runs")) -> int:
 
     Returns:
         0, or 1 when something essential fails.
+
+    Raises:
+        ValueError: an unknown recipe, or options without one.
     """
     paths = [find_recipe(name) for name in config_files(recipe)]
+    if recipe and not paths:
+        raise WrongNameError("doctor: name the recipe to try")
     checks = [*check_versions(), *check_devices(), *check_machine(root)]
     checks += check_recipe(recipe, paths[0]) if paths else ()
     width = max(len(check.subject) for check in checks)

@@ -95,7 +95,7 @@ def compare(*runs: str, root: Path = Path("runs"), metrics: str = "", output: Pa
             "compare.png": plot_curves(comparison, selected) if selected else None,
         }
         write_report(output, files)
-        print(f"written to {output}: {', '.join(files)}")
+        print(f"written to {output}: {', '.join(name for name, content in files.items() if content is not None)}")
     return 0
 
 

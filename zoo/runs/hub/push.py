@@ -86,7 +86,8 @@ def push(
     from huggingface_hub import HfApi, get_token
 
     paths = [path for path in (Path(run), root / run) if path.exists()]
-    path = paths[0] if paths else run_info.find_run(run, root)
+    latest = run_folder.find_latest_run(root) if run == "last" else None
+    path = paths[0] if paths else latest or run_info.find_run(run, root)
     model = parse_hub_name(name if name.startswith(PREFIX) else f"{PREFIX}{name}")
     if model.revision is not None:
         raise ValueError(f"{name}: name the branch with --revision {model.revision}")
@@ -101,7 +102,8 @@ def push(
         title = write_package(folder, path, model, license, evaluation)
         with explain_hub_errors(subject):
             commit, is_new = _upload(hub, folder, model, private, message or title)
-    print(f"{'pushed' if is_new else 'nothing new in'} {endpoint()}/{model.repo}\n  {HubName(model.repo, commit)}")
+    result = f"pushed {path} to" if is_new else f"{path}: nothing new in"
+    print(f"{result} {endpoint()}/{model.repo}\n  {HubName(model.repo, commit)}")
 
 
 def _upload(hub: Any, folder: Path, model: HubName, private: bool, message: str) -> tuple[str, bool]:

@@ -88,10 +88,10 @@ def list_input_files(input: Path, output: Path, suffixes: Sequence[str], output_
 
 
 def _walk(root: Path, excluded: str, skipped: Counter[str]) -> Iterator[str]:
-    """Yield the files below a folder, but hidden ones and those in an excluded folder."""
+    """Yield the files below a folder, but hidden ones and those in a hidden or an excluded folder."""
     for folder, folders, names in os.walk(root, onerror=lambda error: skipped.update({"unreadable folder": 1})):
         skipped["linked folder"] += sum(os.path.islink(os.path.join(folder, name)) for name in folders)
-        folders[:] = [name for name in folders if os.path.join(folder, name) != excluded]
+        folders[:] = [name for name in folders if name[0] != "." and os.path.join(folder, name) != excluded]
         yield from (os.path.join(folder, name) for name in names if name[0] != ".")
 
 

@@ -23,6 +23,7 @@ from zoo import __version__
 from zoo.common.atomic_files import delete_temporary_files
 from zoo.common.environment import exit_on_sigterm, verbosity
 from zoo.common.journal import json_line
+from zoo.common.locks import lock_folder
 from zoo.common.reports import Row
 from zoo.runs.inference.base import Inference
 from zoo.runs.inference.predict import InputFile, Results, autocast, open_results, part_path, read_manifest
@@ -85,17 +86,19 @@ def predict_with_ray(
 
     Raises:
         OSError: the cluster does not answer, the disk is full, or a node cannot load the model.
+        ValueError: as of `predict_files`.
     """
     resources = connect(address)
-    results = open_results(output, settings, "ray", overwrite)
-    delete_temporary_files(output)
-    pending = [file for file in files if not results.is_done(file)]
-    results.skipped = len(files) - len(pending)
-    part, starts = f"ray{time.time_ns()}", range(0, len(pending), CHUNK_FILES)
-    chunks = [json.dumps([f"{part}.{start}", pending[start : start + CHUNK_FILES]]) for start in starts]
-    device = model["device"].replace("auto", "cuda" if resources.get("GPU") else "cpu")
-    arguments = ({**model, "device": device}, precision, output.absolute(), Path.cwd(), __version__)
-    with exit_on_sigterm():  # Ray's own handler leaves with 15
+    with lock_folder(output, "predict", part="ray"), exit_on_sigterm():  # Ray's own handler leaves with 15
+        results = open_results(output, settings, "ray", overwrite)
+        results.refuse_other_inputs(files)
+        delete_temporary_files(output)
+        pending = [file for file in files if not results.is_done(file)]
+        results.skipped = len(files) - len(pending)
+        part, starts = f"ray{time.time_ns()}", range(0, len(pending), CHUNK_FILES)
+        chunks = [json.dumps([f"{part}.{start}", pending[start : start + CHUNK_FILES]]) for start in starts]
+        device = model["device"].replace("auto", "cuda" if resources.get("GPU") else "cpu")
+        arguments = ({**model, "device": device}, precision, output.absolute(), Path.cwd(), __version__)
         outcomes = map_chunks(chunks, arguments, workers, device == "cuda").iter_rows() if chunks else ()
         for outcome in track(outcomes, "predict", len(chunks), disable=verbosity() == "quiet"):
             content = json.loads(outcome["item"])
@@ -105,7 +108,7 @@ def predict_with_ray(
             for row in content["rows"]:
                 if row["error"]:
                     log.warning("%s failed: %s", row["source"], row["error"])
-    return results.finish(files)
+        return results.finish(files)
 
 
 def map_chunks(chunks: list[str], arguments: Sequence[Any], workers: int | None, gpu: bool) -> Any:
@@ -127,11 +130,9 @@ def map_chunks(chunks: list[str], arguments: Sequence[Any], workers: int | None,
 
 def connect(address: str | None) -> Mapping[str, float]:
     """Join a cluster, or start one of this machine; return its resources."""
-    try:
-        import ray
-        import ray.data
-    except ImportError as error:
-        raise ImportError("--engine ray needs Ray: pip install 'zoo[ray]'") from error
+    import ray
+    import ray.data
+
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     ray.init(address, log_to_driver=False, logging_level=logging.WARNING)

@@ -4,7 +4,7 @@ export default {
   template: `
     <div class="zoo-compare" role="group" :aria-label="title" @keydown="key">
       <audio v-for="(source, index) in sources" :key="source.url" :ref="set(index)" :src="source.url" preload="metadata"
-             @timeupdate="tick(index)" @loadedmetadata="tick(index)" @ended="ended(index)"></audio>
+             @timeupdate="tick(index)" @loadedmetadata="tick(index)" @pause="paused(index, $event.target)"></audio>
       <div class="zoo-compare-row">
         <button type="button" class="zoo-button" @click="toggle" :aria-label="(playing ? 'Pause' : 'Play') + ' ' + name">
           {{ playing ? "Pause" : "Play" }}</button>
@@ -49,15 +49,14 @@ export default {
       this.time = this.players[index].currentTime;
       this.length = this.players[index].duration;
     },
-    ended(index) {
-      if (index === this.current) this.playing = false;
+    paused(index, player) {
+      if (index === this.current && player.paused) this.playing = false; // else it was started again since
     },
     toggle() {
       this.playing ? this.pause() : this.play();
     },
     play() {
       document.querySelectorAll("audio").forEach((other) => other.pause()); // those of other answers, too
-      window.dispatchEvent(new CustomEvent("zoo-plays", { detail: this }));
       this.start();
     },
     start() {
@@ -92,14 +91,5 @@ export default {
       else return;
       event.preventDefault();
     },
-  },
-  mounted() {
-    this.heard = (event) => {
-      if (event.detail !== this) this.playing = false;
-    };
-    window.addEventListener("zoo-plays", this.heard);
-  },
-  unmounted() {
-    window.removeEventListener("zoo-plays", this.heard);
   },
 };

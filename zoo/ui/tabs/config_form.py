@@ -65,7 +65,7 @@ CONTROLS = (
     Control("Performance", "Precision", "trainer.precision", choices=_PRECISIONS),
     Control("Performance", "Compile", "M.compile *.compile"),
     Control("Performance", "Compile mode", "*.compile_options.mode", choices=_MODES),
-    Control("Performance", "Compile the full graph", "*fullgraph *.full_graph"),
+    Control("Performance", "Compile the full graph", "*fullgraph"),
     Control("Performance", "Gradient checkpointing", "*.checkpointing *.gradient_checkpointing"),
     Control("Performance", "Cache of the data", "D.cache_mode", choices=("ram", "memmap")),
     Control("Performance", "Devices", "trainer.devices", "a number, or auto"),
@@ -73,10 +73,10 @@ CONTROLS = (
     Control(
         "What trains", "Training mode", "M.trains", "full, global_encoder, unet_only, or layers: [time_embed, out]"
     ),
-    Control("What trains", "Frozen modules", "M.freeze", "a list: [encoder, mid]"),
+    Control("What trains", "Frozen modules", "M.frozen", "a list: [compressor]"),
     Control("Protection", "Loss guard", "loss_guard", "skips batches whose loss explodes"),
-    Control("Protection", "Guard's action", f"{_GUARD}.kind {_GUARD}.mode {_GUARD}.action", choices=("skip", "reduce")),
-    Control("Protection", "Explosion threshold", f"{_GUARD}.threshold {_MONITOR}.threshold {_GUARD}.factor"),
+    Control("Protection", "Guard's action", f"{_GUARD}.action", choices=("skip", "reduce")),
+    Control("Protection", "Explosion threshold", f"{_MONITOR}.threshold {_GUARD}.factor"),
     Control("Protection", "Reduction of the learning rate", f"{_GUARD}.reduce_factor {_MONITOR}.factor"),
     Control("Protection", "Guard's patience", f"{_GUARD}.patience", "bad batches until it stops"),
     Control("Protection", "Early stopping", "early_stopping", "ends when validations get no better"),
