@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from zoo.miipher.nets.families import valid_mask
@@ -13,7 +14,9 @@ TERMS = ("mae", "mse", "sc")
 Reduction = Literal["item", "batch"]
 
 
-def feature_loss(prediction: Tensor, target: Tensor, lengths: Tensor, reduction: Reduction) -> dict[str, Tensor]:
+def feature_loss(
+    prediction: Tensor, target: Tensor, lengths: Tensor | None = None, reduction: Reduction = "batch"
+) -> dict[str, Tensor]:
     """Compare features (B, F, C) with a target; the longer is cut, and `lengths` (B,) are the valid frames.
 
     Returns `mae`, `mse` (means over frames and channels) and `sc`, spectral convergence: the ratio of the squared norms
@@ -22,9 +25,13 @@ def feature_loss(prediction: Tensor, target: Tensor, lengths: Tensor, reduction:
     """
     frames = min(prediction.shape[1], target.shape[1])
     prediction, target = prediction[:, :frames].float(), target[:, :frames].float()
-    count = lengths.clamp(max=frames)
-    mask = valid_mask(count, frames)[..., None]
-    difference, target = (prediction - target) * mask, target * mask
+    difference = prediction - target
+    if lengths is None:
+        count = torch.full((len(target),), frames, device=target.device)
+    else:
+        count = lengths.clamp(max=frames)
+        mask = valid_mask(count, frames)[..., None]
+        difference, target = difference * mask, target * mask
     per_item = {
         "absolute": difference.abs().sum((1, 2)),
         "squared": difference.square().sum((1, 2)),

@@ -166,7 +166,6 @@ def test_labels_of_a_command_stay_class_names(tmp_path: Path, capsys: pytest.Cap
         "components": {
             "net": {"class_path": "zoo.flow.UNet", "init_args": net},
             "path": {"class_path": "zoo.flow.ConditionalOT", "init_args": {"sigma_min": 0.0}},
-            "guide": None,  # of a former version, which nothing takes any more
         },
         "options": {"classes": names},
     }
