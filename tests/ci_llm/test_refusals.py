@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from tests.ci_llm.crowd_parts import byte_crowd, crowd
-from zoo.ci_llm import Backbone, ByteTokenizer, FittedMixture, Sampling
+from tests.ci_llm.task_parts import task
+from zoo.ci_llm import Backbone, ByteTokenizer, Crowd, Diversity, FittedMixture, Sampling
 from zoo.ci_llm.aggregation import fit_dirichlet
 from zoo.ci_llm.answers import vote
 from zoo.ci_llm.convert.read import Adapters
@@ -45,7 +46,9 @@ def load_changed(change: Any) -> None:
         (lambda _: crowd(targets="q_proj"), r"have no q_proj;.* a regular expression .* whole names .* \[q_proj\]"),
         (lambda _: crowd(targets=()), "targets is empty"),
         (lambda _: crowd(top_layers=3), "has 2 blocks"),
-        (lambda _: crowd().agents.attach(crowd().backbone), "already attached"),
+        (lambda _: crowd(alpha=0), "alpha is above 0"),
+        (lambda _: Crowd(crowd().backbone, crowd().agents), "already attached"),
+        (lambda _: task(diversity=Diversity(0.1, layer=3)), "layer"),
         (lambda _: crowd().agents.adapter(-1), "agents 0 to 2"),
         (lambda _: load_changed(lambda w: {f"{k}.agent1" if k == KEY else k: v for k, v in w.items()}),
          r"2 tensors .*missing .*unexpected .*agent1"),

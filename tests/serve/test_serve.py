@@ -77,6 +77,8 @@ class Echo(Inference):
         self.batches.append(len(requested))
         if any(values["text"] == "broken" for values, _ in requested):
             raise RuntimeError("no device")
+        if any(values["text"] == "few" for values, _ in requested):
+            return []
         return super().answer_batch(requested, report)
 
 
@@ -180,8 +182,8 @@ def test_waiting_requests_are_computed_together(client: TestClient, model: Echo)
         assert [each.result().status_code for each in others] == [200, 422, 200]
         assert others[1].result().json()["detail"] == "file.txt: truncated"
     assert model.batches == [1, 3]
-    assert predict("broken").status_code == 500 and predict("after").status_code == 200
-    assert "zoo_batch_size_count 4.0" in client.get("/metrics").text
+    assert [predict(text).status_code for text in ("broken", "few", "after")] == [500, 500, 200]
+    assert "zoo_batch_size_count 5.0" in client.get("/metrics").text
 
 
 def test_full_queue_and_slow_computation_are_refused(

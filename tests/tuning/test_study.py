@@ -174,6 +174,16 @@ def test_failures_end_the_study(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_an_interrupted_study_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("zoo.tuning.study.train", interrupt)
+    output = str(tmp_path / "study")
+    assert main(["tune", "flow/smoke", "--search", f"{LR}=log(1e-5, 1e-2)", "--trials", "1", "--output", output]) == 130
+    assert [row["state"] for row in rows(tmp_path / "study")] == ["queued"]
+
+
 def test_a_stopped_trial_is_continued_at_once(tmp_path: Path) -> None:
     tune = ["tune", "flow/smoke", "--search", f"{LR}=log(1e-5, 1e-2)", "--trials", "1", "--output", "study"]
     process = start([*tune, "--trainer.max_steps", "200"], tmp_path)

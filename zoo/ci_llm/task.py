@@ -20,7 +20,7 @@ from zoo.ci_llm.losses.objective import Batch, CrowdObjective, count_labels, lab
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
 from zoo.ci_llm.validation_texts import write_answers
-from zoo.common.checks import check_one_of
+from zoo.common.checks import check_one_of, check_within
 from zoo.training.optimizers import LrScaling
 from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask, WeightedMeans
 
@@ -81,6 +81,9 @@ class CrowdTask(SingleOptimizerTask):
     ) -> None:
         super().__init__(optimizer, scheduler, lr_scaling=lr_scaling)
         check_one_of(("batch", "global"), normalise=normalise)
+        if diversity is not None:
+            depth = len(crowd.backbone.blocks)
+            check_within(-depth - 1, depth, layer=diversity.layer)
         self.crowd = crowd
         self.tokenizer = tokenizer
         self.diversity = diversity

@@ -94,7 +94,7 @@ class Converter(ABC, Generic[File]):
         """Return whether a path is a file (or folder) of the project."""
         try:
             self.read(Path(path), content=content)
-        except (ValueError, OSError, TypeError, AttributeError, LookupError):  # a stranger may hold anything
+        except (ValueError, OSError):
             return False
         return True
 

@@ -162,5 +162,7 @@ def group_by_component(state: Mapping[str, Value]) -> dict[str, dict[str, Value]
 
 
 def is_state_dict(value: Any) -> TypeGuard[State]:
-    """Return whether a value is a table of tensors, and not empty."""
-    return isinstance(value, Mapping) and bool(value) and all(isinstance(entry, Tensor) for entry in value.values())
+    """Return whether a value is a table of tensors by text, and not empty."""
+    if not isinstance(value, Mapping) or not value:
+        return False
+    return all(isinstance(name, str) and isinstance(entry, Tensor) for name, entry in value.items())

@@ -28,8 +28,10 @@ log = logging.getLogger(__name__)
 _WEIGHT_NORM = "parametrizations.weight.original"
 _MAX_NAMES = 5  # in a message
 # Arguments of a net that only start or speed up its training, or that the records of frozen modules cover.
-_NOT_COMPARED = {"attention_gain", "gain", "init", "seed", "std", "dropout", "dropconnect", "dropconnect_rescale"}
-_NOT_COMPARED |= {"checkpointing", "gradient_checkpointing", "channels_last", "chunk", "source", "revision", "config"}
+_NOT_COMPARED = {
+    "attention_gain", "gain", "init", "seed", "std", "dropout", "dropconnect", "dropconnect_rescale",
+    "checkpointing", "gradient_checkpointing", "channels_last", "chunk", "source", "revision", "config",
+}  # fmt: skip
 
 State = dict[str, Tensor]
 

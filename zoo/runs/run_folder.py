@@ -69,10 +69,10 @@ def find_latest_run(root: Path) -> Path | None:
     return None if newest is None else newest.parent
 
 
-def find_last_run() -> Path:
-    """Return the newest run below `runs`; FileNotFoundError where there is none."""
-    if (run := find_latest_run(RUNS_ROOT)) is None:
-        raise FileNotFoundError(f"last: no run with a checkpoint below {RUNS_ROOT}")
+def find_last_run(root: Path = RUNS_ROOT) -> Path:
+    """Return the run below a folder whose checkpoint is the newest; FileNotFoundError where there is none."""
+    if (run := find_latest_run(root)) is None:
+        raise FileNotFoundError(f"last: no run with a checkpoint below {root}")
     return run
 
 

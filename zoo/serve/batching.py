@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,9 @@ class MicroBatcher:
 
     async def _compute(self, batch: list[PendingRequest]) -> None:
         try:
-            results: list[list[Output] | Exception] = await asyncio.to_thread(self._predict, batch)
+            results: Sequence[Sequence[Output] | Exception] = await asyncio.to_thread(self._predict, batch)
+            if len(results) != len(batch):
+                raise RuntimeError(f"answer_batch gave {len(results)} results of {len(batch)} requests")
         except Exception as error:  # the next batch may be fine
             if isinstance(error, torch.OutOfMemoryError):
                 torch.cuda.empty_cache()
@@ -92,12 +94,12 @@ class MicroBatcher:
         for request, result in zip(batch, results, strict=True):
             if isinstance(result, Exception) and not request.result.done():
                 request.result.set_exception(_http_error(result, request.folder.parent))
-            elif isinstance(result, list) and not request.result.done():
-                request.result.set_result(result)
+            elif not isinstance(result, Exception) and not request.result.done():
+                request.result.set_result(list(result))
             elif request.result.cancelled():  # its folder was removed while the computation still wrote to it
                 await asyncio.to_thread(shutil.rmtree, request.folder.parent, ignore_errors=True)
 
-    def _predict(self, batch: list[PendingRequest]) -> list[list[Output] | Exception]:
+    def _predict(self, batch: list[PendingRequest]) -> Sequence[Sequence[Output] | Exception]:
         with torch.inference_mode():
             return self.model.answer_batch([(each.values, each.folder) for each in batch], lambda share, text: None)
 

@@ -62,7 +62,8 @@ def main(
 
     listener = listen(host, port)
     model = load(run, local_device(device))
-    hosts = [*LOOPBACK, host, *(allowed_hosts or ())]
+    names = (host, *(allowed_hosts or ()))
+    hosts = [*LOOPBACK, *(f"[{name.strip('[]')}]" if ":" in name else name for name in names)]  # IPv6 in brackets
     limits = (max_batch, max_wait_ms, max_queue, max_upload_mib, timeout_seconds)
     app = create_app(model, token, hosts, f"zoo {run}", *limits)
     address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"

@@ -248,9 +248,10 @@ def run_trial(trial: Trial, config: StudyConfig, folder: Path) -> float:
     notify(f"{run.name}: {' '.join(flags)}")
     try:
         code = train(trial, config, run, flags)
-    except (SystemExit, KeyboardInterrupt):
+    except (SystemExit, KeyboardInterrupt) as stop:
         notify(f"{run.name}: stopped; the same command continues it")
-        trial.study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        if isinstance(stop, SystemExit):  # of a KeyboardInterrupt Optuna tells it itself
+            trial.study.tell(trial, state=optuna.trial.TrialState.FAIL)
         trial.study.enqueue_trial(trial.params, user_attrs=trial.user_attrs)
         raise
     value, step = (min if config.direction == "min" else max)(read_curve(run, config.metric), default=(None, None))

@@ -197,10 +197,11 @@ def test_equal_texts_are_held_out_together(tmp_path):
             lambda folder: TextData(BYTES, str(folder), cache=None, max_length=18),
             r"line \d+: its prompt of .* --data.max_length",
         ),
+        (lambda folder: TextData(BYTES, token_budget=0), "token_budget"),
         (lambda folder: TextFormat(template="nothing"), "template"),
         (lambda folder: Arithmetic(operations=["divide"]), "operations"),
     ],
-    ids=("root", "val_items", "dropped", "max_length", "template", "operations"),
+    ids=("root", "val_items", "dropped", "max_length", "token_budget", "template", "operations"),
 )
 def test_refused(tmp_path, make, message):
     write(tmp_path / "train.jsonl", texts(40))

@@ -1,6 +1,7 @@
 """The evaluation: its files, processes and kills, prompts that do not fit, grades, scores."""
 
 import json
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 from tests.ci_llm.crowd_parts import byte_crowd
 from tests.harness import contents
-from zoo.ci_llm import Arithmetic, ByteTokenizer, Crowd
+from zoo.ci_llm import Arithmetic, BayesianAverage, ByteTokenizer, Crowd, Dirichlet, FittedMixture
 from zoo.ci_llm.data.arithmetic import Split
 from zoo.ci_llm.data.text_files import Example, TextFormat
 from zoo.ci_llm.data.tokens import tokenise
@@ -112,6 +113,12 @@ def test_two_processes_and_a_kill_change_nothing(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.usefixtures("no_figures")
+def test_any_rule_of_a_run_is_recorded(tmp_path: Path) -> None:
+    rules = {"average": BayesianAverage(), "fitted": FittedMixture([1, 2, 1]), "sampled": Dirichlet(0.5)}
+    for name, rule in rules.items():
+        run(tmp_path / name, replace(trained(), aggregator=rule), settings=FEW)
+
+
 def test_a_prompt_that_does_not_fit_is_wrong(tmp_path: Path) -> None:
     lengths = sorted(tokenise(examples("test", 5), TOKENIZER, TextFormat()).items[:, 1].tolist())
     settings = AnswerSettings(max_new_tokens=4)

@@ -76,6 +76,7 @@ class TextData(ZooDataModule):
         super().__init__(batch_size, num_workers, seed, drop_last)
         check_at_least(1, batch_size=batch_size, agents=agents, val_items=val_items)
         check_at_least(1, max_items=1 if max_items is None else max_items)
+        check_at_least(1, token_budget=1 if token_budget is None else token_budget)
         check_at_least(2, max_length=max_length)
         self.tokenizer = tokenizer
         self.root = None if root is None else Path(root)

@@ -18,6 +18,7 @@ from rich.progress import track
 from torch import Tensor
 
 import zoo
+from zoo.ci_llm.aggregation import Dirichlet
 from zoo.ci_llm.data.arithmetic import Split
 from zoo.ci_llm.data.text_files import Example
 from zoo.ci_llm.data.tokens import PROMPT, TokenTable, tokenise
@@ -167,6 +168,7 @@ def evaluate(
         batch_size: questions computed together; fewer need less memory.
         device: torch device.
     """
+    check_at_least(1, max_items=1 if max_items is None else max_items)
     trained, data, limit = load_crowd(run, local_device(device))
     if (prompt_field or answer_field) and questions is None and validation is None:
         raise ValueError("--prompt_field and --answer_field name the fields of --questions, which is not given")
@@ -212,7 +214,7 @@ def evaluate_crowd(
     check_within(0, world_size - 1, rank=rank)
     check_at_least(1, batch_size=batch_size)
     if not examples:
-        raise ValueError("no question to evaluate: the file is empty, or max_items is 0")
+        raise ValueError("no question to evaluate: the file is empty")
     for each in examples:
         gold_answer(each.answer, f"{each.file}, line {each.line}")  # refused now, not after hours
     count = trained.crowd.eval().count
@@ -248,6 +250,7 @@ def _describe(
     """What must be equal in all calls that write a folder."""
     held_out = tokenise(validation, trained.tokenizer, trained.text_format) if validation else None
     rule = trained.aggregator
+    alpha = {"alpha": rule.alpha} if isinstance(rule, Dirichlet) else {}  # the only one that changes results
     return {
         "adapters": state_digest(trained.crowd.agents.state_dict()),
         "backbone": trained.crowd.backbone.fingerprint(),
@@ -255,7 +258,7 @@ def _describe(
         "validation": None if held_out is None else _digest(held_out),
         "batch_size": batch_size,
         "answers": asdict(settings),
-        "aggregator": None if rule is None else {"class": public_name(type(rule)), **vars(rule)},
+        "aggregator": None if rule is None else {"class": public_name(type(rule)), **alpha},
     }
 
 

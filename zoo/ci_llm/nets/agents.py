@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from zoo.ci_llm.nets.backbone import Backbone
-from zoo.common.checks import check_at_least, check_below
+from zoo.common.checks import check_above, check_at_least, check_below
 from zoo.common.tensors import sample_uniforms, sample_uniforms_numpy
 
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -80,6 +80,7 @@ class Agents(nn.Module):
     ) -> None:
         super().__init__()
         check_at_least(1, count=count, rank=rank)
+        check_above(0, alpha=alpha)
         check_at_least(0, dropout=dropout, dropconnect=dropconnect)
         check_below(1, dropout=dropout, dropconnect=dropconnect)
         self.count, self.rank, self.alpha, self.rslora = count, rank, alpha, rslora

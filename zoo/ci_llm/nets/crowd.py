@@ -74,7 +74,7 @@ class Crowd(nn.Module):
 
     Args:
         backbone: frozen, shared by all agents.
-        agents: the adapters; hooked into the backbone here, unless they are already.
+        agents: the adapters; hooked into the backbone here.
         mode: how the agents are computed, see above: a choice of memory and speed.
         chunk: agents per pass of "chunked".
     """
@@ -88,8 +88,7 @@ class Crowd(nn.Module):
         self.agents = agents
         self.mode = mode
         self.chunk = {"batched": agents.count, "sequential": 1}.get(mode, chunk or 1)
-        if not agents.names:
-            agents.attach(backbone)
+        agents.attach(backbone)
         self.trunk = SharedTrunk(list(backbone.blocks), min(backbone.block_of(name) for name in agents.names))
         self.members: range | None = range(agents.count)
 

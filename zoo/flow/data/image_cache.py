@@ -89,7 +89,7 @@ def build(
         if time.time() - left.stat().st_mtime > STALE_SECONDS:
             delete_path(left)
     bad: dict[int, str] = {}
-    rows = partial(decode_all, source, framing, True, max_bad_share, bad)
+    rows = partial(decode_all, source, framing, max_bad_share=max_bad_share, bad=bad)
     index: dict[str, Any] = {"key": key, "resolution": resolution, "channels": channels}
     shape = (len(source), resolution, resolution, channels)
     try:

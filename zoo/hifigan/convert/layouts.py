@@ -192,7 +192,8 @@ def detect_layout(content: Mapping[str, Any]) -> HifiganFile | None:
     if is_state_dict(model := content.get("model")):
         if any(key.startswith("model_g.") for key in model):
             return rename_tensors("coqui", group_by_component(COQUI.read(model)[0]))
-        nets = {"generator": model} | group_by_component(content.get("model_disc") or {})
+        discriminators = content.get("model_disc")
+        nets = {"generator": model} | group_by_component(discriminators if is_state_dict(discriminators) else {})
         return rename_tensors("coqui", nets) if any(key.startswith("conv_pre.") for key in model) else None
     if is_state_dict(state := content.get("state_dict")):
         is_zoo = "zoo" in content or any(key.startswith(("mpd.", "msd.")) for key in state)

@@ -86,8 +86,10 @@ def push(
     from huggingface_hub import HfApi, get_token
 
     paths = [path for path in (Path(run), root / run) if path.exists()]
-    latest = run_folder.find_latest_run(root) if run == "last" else None
-    path = paths[0] if paths else latest or run_info.find_run(run, root)
+    if paths:
+        path = paths[0]
+    else:
+        path = run_folder.find_last_run(root) if run == "last" else run_info.find_run(run, root)
     model = parse_hub_name(name if name.startswith(PREFIX) else f"{PREFIX}{name}")
     if model.revision is not None:
         raise ValueError(f"{name}: name the branch with --revision {model.revision}")

@@ -136,9 +136,9 @@ class Results:
 
     def refuse_other_inputs(self, files: Sequence[InputFile]) -> None:
         """Raise ValueError when a file would replace the result of another file that still exists."""
-        for file in files:
+        for file in files if not self.overwrite else ():
             row = self.rows.get(file.target)
-            if self.overwrite or row is None or row["status"] != "done" or row["source"] == file.source:
+            if row is None or row["status"] != "done" or row["source"] == file.source:
                 continue
             both = (Path(row["source"]), self.output / file.target)
             if all(path.exists() for path in both) and not self.is_done(file):
