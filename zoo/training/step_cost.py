@@ -12,19 +12,20 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-WARM_UP_STEPS = 2  # the first allocates; activations are counted in the second
+WARM_UP_BATCHES = 2  # the first allocates; activations are counted in the second
 
 
 class StepCost(L.Callback):
-    """Measures the cost of a few steps after two others, then ends the run.
+    """Measures the cost of a few optimizer steps after two other batches, then ends the run.
 
-    `step_seconds` and `wait_seconds`, for its batch, are medians, the device's queue included.
+    `step_seconds` and `wait_seconds`, for its batches, are medians, the device's queue included.
     `state_bytes` are those of weights, gradients, buffers and optimizers; `activation_bytes` of the storages that
     autograd saves for the backward pass, without the weights, at their peak within one step.
     """
 
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
+    def __init__(self, steps: int, batches_per_step: int = 1) -> None:
+        self.batches = steps * batches_per_step
+        self.batches_per_step = batches_per_step
         self.state_bytes = self.activation_bytes = 0
         self.step_seconds = self.wait_seconds = 0.0
         self._durations: list[float] = []
@@ -37,9 +38,9 @@ class StepCost(L.Callback):
         self._last_time = time.perf_counter()
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        """Record the wait; count activations in the last warm-up step."""
+        """Record the wait; count activations in the last warm-up batch."""
         self._waits.append(self._measure(pl_module.device))
-        if len(self._durations) == WARM_UP_STEPS - 1:
+        if len(self._durations) == WARM_UP_BATCHES - 1:
             self._counter = ActivationCounter(pl_module.parameters())
             self._counter.__enter__()
 
@@ -49,16 +50,21 @@ class StepCost(L.Callback):
         if self._counter is not None:
             self._counter.__exit__(None, None, None)
             self.activation_bytes, self._counter = self._counter.peak, None
-        if len(self._durations) < WARM_UP_STEPS + self.steps:
+        if len(self._durations) < WARM_UP_BATCHES + self.batches:
             return
-        self.step_seconds = statistics.median(self._durations[WARM_UP_STEPS:])
-        self.wait_seconds = statistics.median(self._waits[WARM_UP_STEPS:])
+        self.step_seconds = self._median_of_steps(self._durations)
+        self.wait_seconds = self._median_of_steps(self._waits)
         tensors = [*pl_module.parameters(), *pl_module.buffers()]
         tensors += [weight for weight in pl_module.parameters() if weight.requires_grad]  # their gradients
         states = [value for each in trainer.optimizers for state in each.state.values() for value in state.values()]
         tensors += [value for value in states if isinstance(value, Tensor)]
         self.state_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         trainer.should_stop = True
+
+    def _median_of_steps(self, seconds: list[float]) -> float:
+        """Return the median of so many batches in a row as make a step; the optimizer steps once in each such row."""
+        steps = range(WARM_UP_BATCHES, WARM_UP_BATCHES + self.batches, self.batches_per_step)
+        return statistics.median(sum(seconds[first : first + self.batches_per_step]) for first in steps)
 
     def _measure(self, device: torch.device) -> float:
         """Return the seconds since the last call."""

@@ -147,7 +147,7 @@ def measure_batch(cli: Any, batch: BatchTrial, steps: int) -> BatchTrial:
     if hasattr(cli.model, "discriminator_start"):  # its memory is the run's from there on
         cli.model.discriminator_start = 0
     data.longest_first = True  # of a ZooDataModule
-    cost = StepCost(steps * trainer.accumulate_grad_batches)
+    cost = StepCost(steps, trainer.accumulate_grad_batches)
     writers = (Checkpoint, RunInfoLogger)
     trainer.callbacks = [*(each for each in trainer.callbacks if not isinstance(each, writers)), cost]
     trainer.loggers = []
@@ -157,7 +157,8 @@ def measure_batch(cli: Any, batch: BatchTrial, steps: int) -> BatchTrial:
     peak = peak_memory_bytes(trainer.strategy.root_device)
     if peak > batch.memory:
         return replace(batch, error=OUT_OF_MEMORY)
-    return replace(batch, peak=peak, rate=batch.size / (cost.step_seconds + cost.wait_seconds), items=items)
+    rate = batch.size * trainer.accumulate_grad_batches / (cost.step_seconds + cost.wait_seconds)
+    return replace(batch, peak=peak, rate=rate, items=items)
 
 
 def _print_result(trials: dict[int, BatchTrial], recipe: BatchTrial, largest: int) -> None:

@@ -75,12 +75,13 @@ def find_precision(*recipe: str, steps: int = 4) -> int:
 def measure_precision(fit: tuple[str, ...], precision: str, steps: int) -> tuple[Measurement, float, int]:
     """Train some steps in a precision; returns losses and gradients, seconds a step, and bytes."""
     with trial(fit, precision=precision) as cli:
-        measurement, cost = Measurement(), StepCost(steps * cli.trainer.accumulate_grad_batches)
+        batches = cli.trainer.accumulate_grad_batches  # of a step
+        measurement, cost = Measurement(), StepCost(steps, batches)
         cli.trainer.callbacks += [measurement, cost]  # type: ignore[attr-defined]
         train(cli)
         device = cli.trainer.strategy.root_device
         is_cuda = device.type == "cuda"
         memory = peak_memory_bytes(device) if is_cuda else cost.state_bytes + cost.activation_bytes
-        batches = cli.trainer.accumulate_grad_batches  # of a step; Lightning divides each one's loss by it
+        # Lightning divides each batch's loss by their number
         measurement.losses = [batches * loss for loss in measurement.losses]
-        return measurement, batches * cost.step_seconds, memory
+        return measurement, cost.step_seconds, memory

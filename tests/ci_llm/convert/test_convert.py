@@ -108,6 +108,13 @@ def test_configuration(tmp_path):
     path.write_text(yaml.safe_dump({**MAIN, "max_train_steps": 17}))
     recipe, left = convert_config(path)
     assert recipe["trainer"]["max_steps"] == 17 and "epochs" in left  # which then say nothing
+    path.write_text(yaml.safe_dump({**MAIN, "lora_target_modules": "all-linear", "tokenizer_name": "gpt2"}))
+    recipe, _ = convert_config(path)
+    assert recipe["model"]["init_args"]["crowd"]["init_args"]["agents"]["init_args"]["targets"] == "all-linear"
+    assert recipe["data"]["init_args"]["tokenizer"]["init_args"] == {"source": "gpt2"}
+    path.write_text(yaml.safe_dump({**MAIN, "initialize_adapters_rand": "false"}))
+    with pytest.raises(ValueError, match="initialize_adapters_rand is true or false, not 'false'"):
+        convert_config(path)
     path.write_text(yaml.safe_dump({"model_name": "gpt2", "num_agents": 2}))
     recipe, _ = convert_config(path)
     assert recipe["trainer"]["max_steps"] == 200 and recipe["data"]["init_args"]["max_items"] == 16

@@ -112,9 +112,11 @@ def test_tables(tmp_path, kind, monkeypatch):
     assert [(e.prompt, e.answer, e.line) for e in read_examples(files, "p", "q")] == [("a", "c", 1), ("b", "d", 2)]
     with pytest.raises(ValueError, match="its columns are p, q, other, tags"):
         read_examples(files, *FIELDS)
-    path.write_bytes(b"nothing of the kind")
-    with pytest.raises(ValueError, match="no readable"):
-        read_examples(files, "p", "q")
+    content = path.read_bytes()
+    for damaged in (b"nothing of the kind", *([content[:4] + bytes(16) + content[20:]] if kind == "parquet" else [])):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=f"{path.name}: no readable"):
+            read_examples(files, "p", "q")
 
 
 def test_files_of_splits(tmp_path):

@@ -6,9 +6,9 @@ import shutil
 import pytest
 import torch
 
-from tests.ci_llm.crowd_parts import CONFIGS
-from tests.ci_llm.task_parts import byte_task
-from zoo.ci_llm import BpeTokenizer, LearningBackbone, Mean, Sampling, TextGenerator
+from tests.ci_llm.crowd_parts import CONFIGS, crowd
+from tests.ci_llm.task_parts import byte_task, task
+from zoo.ci_llm import BpeTokenizer, ByteTokenizer, LearningBackbone, Mean, Sampling, TextGenerator
 from zoo.ci_llm.evaluation.evaluate import evaluate
 from zoo.ci_llm.pretrain_task import save_backbone
 from zoo.cli.main import main
@@ -70,6 +70,18 @@ def test_likelihoods_are_those_of_the_generated_tokens(tmp_path):
         log_probs = made.crowd(ids, torch.ones_like(ids))[0, 0, -3:-1].log_softmax(-1)
     assert answer.data == text.strip() != text
     assert table.data["rows"][0][1] == pytest.approx(float(log_probs.gather(1, ids[0, -2:, None]).mean()), abs=1e-3)
+
+
+def test_answers_on_a_page_stay_within_the_context(tmp_path):
+    """Bytes that are no text are three tokens each when they are encoded again; GPT-2 has a table of positions."""
+    config = {**CONFIGS["gpt2"], "vocab_size": 259}
+    on_bytes = {"tokenizer": ByteTokenizer(), "template": "{prompt}", "max_new_tokens": 8}
+    made = task(crowd("gpt2", 2, backbone={"config": config}), **on_bytes).inference().eval()
+    values = {"question": "x" * 55, "max_new_tokens": 8, "temperature": 2.0, "seed": 0}
+    outputs = made.answer(values, tmp_path, lambda *progress: None)
+    assert any(len(made.tokenizer.encode(each.data)) > 8 for each in outputs if each.kind == "text")
+    with pytest.raises(ValueError, match="do not fit into the backbone's context of 64"):
+        made.answer({**values, "question": "x" * 60}, tmp_path, lambda *progress: None)
 
 
 @pytest.mark.parametrize(

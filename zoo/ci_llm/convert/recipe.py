@@ -16,7 +16,7 @@ SCHEDULES = {
     "linear": "zoo.training.WarmupLinear",
 }
 # without effect on training, or the default here
-IMPLIED = ("parallel_mode", "dataset_subset", "tokenizer_name")
+IMPLIED = ("parallel_mode", "dataset_subset")
 DATA = "${oc.env:ZOO_DATA,data}"
 EMPTY: tuple[Any, ...] = (None, False, 0, 0.0)  # values without a note
 EPOCHS = ("epochs", 1, int)
@@ -82,19 +82,20 @@ def _steps(settings: SettingsReader) -> int | None:
     if steps is not None or "gsm8k" not in str(settings.get("dataset_name", "gsm8k")):
         return steps
     items = settings.number("debug_subset_size", GSM8K_ITEMS, int)
-    batches = math.ceil(items / settings.number("batch_size", 1, int))
-    return settings.number(*EPOCHS) * math.ceil(batches / settings.number(*ACCUMULATION))
+    batches = math.ceil(items / max(settings.number("batch_size", 1, int), 1))
+    return settings.number(*EPOCHS) * math.ceil(batches / max(settings.number(*ACCUMULATION), 1))
 
 
 def _model(settings: SettingsReader, steps: int | None) -> dict[str, Any]:
     """Arguments of `CrowdTask`; the schedule spans the run, there is none where its length is unknown."""
     number, take = settings.number, settings.get
+    targets = take("lora_target_modules", LINEAR_LAYERS)
     backbone = component(
         "zoo.ci_llm.Backbone",
         source=take("model_name"),
         quantization="nf4",
         attention="eager",
-        gradient_checkpointing=bool(take("use_gradient_checkpointing", True)),
+        gradient_checkpointing=settings.flag("use_gradient_checkpointing", True),
     )
     agents = component(
         "zoo.ci_llm.Agents",
@@ -102,8 +103,8 @@ def _model(settings: SettingsReader, steps: int | None) -> dict[str, Any]:
         rank=number("lora_rank", 8, int),
         alpha=number("lora_alpha", 16, int),
         dropout=number("lora_dropout", 0.05),
-        targets=list(take("lora_target_modules", LINEAR_LAYERS)),
-        init="normal" if take("initialize_adapters_rand", False) else "lora",
+        targets=targets if isinstance(targets, str) else list(targets),
+        init="normal" if settings.flag("initialize_adapters_rand", False) else "lora",
         dropconnect=number("dropconnect_p", 0.0),
         dropconnect_rescale=False,
     )
@@ -126,9 +127,10 @@ def _model(settings: SettingsReader, steps: int | None) -> dict[str, Any]:
 
 def _data(settings: SettingsReader) -> dict[str, Any]:
     name = str(settings.get("dataset_name", "gsm8k"))
+    tokenizer = settings.get("tokenizer_name", settings.get("model_name"))
     return {
         "root": name if name.startswith((".", "/")) else f"{DATA}/{Path(name).name}",
-        "tokenizer": component("zoo.ci_llm.PretrainedTokenizer", source=settings.get("model_name")),
+        "tokenizer": component("zoo.ci_llm.PretrainedTokenizer", source=tokenizer),
         "text_format": {
             "prompt_field": "question",
             "template": "{prompt}",

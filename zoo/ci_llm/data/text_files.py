@@ -174,5 +174,5 @@ def open_table(path: Path, schema_only: bool = False) -> Any:
                 source.seek(0)
                 reader = ipc.open_stream(source)
             return reader.schema if schema_only else reader.read_all()
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path}: no readable {path.suffix[1:]} file ({error})") from error

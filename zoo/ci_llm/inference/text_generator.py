@@ -178,6 +178,8 @@ class TextGenerator(Inference):
         generator.sampling = copy.copy(self.sampling or Sampling())
         generator.sampling.temperature = values["temperature"]
         prompt = self.encode(values["question"])
+        if error := length_error(self.crowd, len(prompt), generator.max_new_tokens):
+            raise ValueError(error)
         agents = self._agent_names()
         progress(0.0, "generating")
         (joint,) = generator.generate_answers([prompt])
@@ -199,8 +201,10 @@ class TextGenerator(Inference):
     def _likelihood_table(self, prompt: list[int], texts: Mapping[str, str]) -> Output:
         """Mean log-likelihood of a token of each text, by the crowd's mean and each agent, in nats."""
         rows: list[list[Any]] = []
+        context = self.crowd.backbone.context_tokens
+        room = None if context is None else context - len(prompt)  # encoded again, a text may have more tokens
         for title, text in texts.items():
-            tokens = self.tokenizer.encode(text)
+            tokens = self.tokenizer.encode(text)[:room]
             if not tokens:
                 continue
             ids = torch.tensor([[*prompt, *tokens]], device=self.crowd.device)
