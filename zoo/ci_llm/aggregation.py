@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from decimal import Decimal
+from collections.abc import Sequence
 from typing import ClassVar
 
 import scipy
@@ -17,6 +16,7 @@ from zoo.common.checks import check_at_least, check_below, check_positive
 
 FLOOR = 1e-4  # least weight of an agent along a text, so that it can recover after a wrong token
 _MAX_ITERATIONS = 1000  # of `fit_dirichlet`
+_TOLERANCE = 1e-6  # it ends when no weight moves by more
 
 
 def aggregate(log_probs: Tensor, log_weights: Tensor) -> Tensor:
@@ -178,18 +178,17 @@ class Vote(Mean):
 
     joint = False
 
-    def winning_text(self, texts: Sequence[str], extract: Callable[[str], Decimal | None] = flexible_answer) -> str:
-        """The text of the first agent with the winning answer; `extract` reads the answer of a text."""
-        return texts[vote([extract(text) for text in texts]).winner]
+    def winning_text(self, texts: Sequence[str]) -> str:
+        """The text of the first agent with the winning answer."""
+        return texts[vote([flexible_answer(text) for text in texts]).winner]
 
 
-def fit_dirichlet(token_log_probs: Tensor, alpha: float = 1.0, tolerance: float = 1e-6) -> Tensor:
+def fit_dirichlet(token_log_probs: Tensor, alpha: float = 1.0) -> Tensor:
     """Fit the posterior alpha_k (K,) of the agents' weights, float64, to a set of tokens by expectation maximisation.
 
     Args:
         token_log_probs: (K, N), of the right tokens by each agent, in nats.
         alpha: of the symmetric prior, above 0.
-        tolerance: iteration ends when no weight moves by more.
 
     Source: Dempster, Laird and Rubin, "Maximum Likelihood from Incomplete Data via the EM Algorithm" (1977), section
     4.3.
@@ -207,7 +206,7 @@ def fit_dirichlet(token_log_probs: Tensor, alpha: float = 1.0, tolerance: float 
     for _ in range(_MAX_ITERATIONS):
         posterior = alpha + (scores + weights.log()[:, None]).softmax(0).sum(1)
         previous, weights = weights, posterior / posterior.sum()
-        if (weights - previous).abs().max() <= tolerance:
+        if (weights - previous).abs().max() <= _TOLERANCE:
             break
     return posterior
 

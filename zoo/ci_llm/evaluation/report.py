@@ -119,9 +119,9 @@ def _reliability_figure(facts: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def print_report(facts: Mapping[str, Any], console: Console | None = None) -> None:
+def print_report(facts: Mapping[str, Any]) -> None:
     """Print exact match of every system, likelihoods and diversity."""
-    console = console or Console()
+    console = Console()
     failed = f", {facts['failed']} failed and counted as wrong" if facts["failed"] else ""
     lines = []
     for row in report_rows(facts):

@@ -77,10 +77,10 @@ def summarise_scores(scores: Mapping[str, Tensor]) -> dict[str, float]:
     }
 
 
-def reliability_bins(confidence: Tensor, correct: Tensor, bins: int = BINS) -> list[dict[str, float]]:
+def reliability_bins(confidence: Tensor, correct: Tensor) -> list[dict[str, float]]:
     """Confidence, accuracy and share of tokens (N,) in bins of equal width, without empty bins."""
     confidence, correct = confidence.double(), correct.double()
-    at = (confidence * bins).ceil().long().clamp(1, bins) - 1
+    at = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
     return [
         {
             "confidence": float(confidence[at == each].mean()),
