@@ -181,8 +181,7 @@ def _drop_pretrained(path: Path, state: State, backbones: dict[str, Any]) -> Sta
 def read_weights(path: Path, task: type) -> tuple[State, frozen_files.Records, dict[str, Any]]:
     """Read the tensors of a file under the names that a task uses, records of frozen modules, and its components.
 
-    The components are described by name; an original's file and an export of an older format, which is read as well,
-    describe none.
+    The components are described by name, as far as the file says; an export of an older format describes none.
     """
     if not path.exists():
         raise FileNotFoundError(f"init_from: nothing at {path}")
@@ -205,7 +204,8 @@ def read_weights(path: Path, task: type) -> tuple[State, frozen_files.Records, d
     converter = _converter(task)
     if path.is_dir() and not converter.is_original(path):
         raise FileNotFoundError(f"init_from: {path} is neither a run, nor an export, nor an original's folder")
-    return converter.original_state(path), {}, {}
+    components = converter.original_components(path) if hasattr(converter, "original_components") else {}
+    return converter.original_state(path), {}, components
 
 
 def _converter(task: type) -> Any:

@@ -10,12 +10,14 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from tests.ci_llm import crowd_parts
+from tests.ci_llm.task_parts import task
 from zoo.ci_llm import Agents, Backbone, ByteTokenizer, Crowd
 from zoo.ci_llm.convert import convert, convert_config, describe, from_original, is_original, to_original
 from zoo.ci_llm.convert.checkpoints import adapters_of
 from zoo.ci_llm.convert.read import META
 from zoo.ci_llm.convert.write import write_original, write_peft
 from zoo.ci_llm.nets.backbone import positions
+from zoo.runs.init_from import init_from
 from zoo.runs.load import load
 
 CONFIG = crowd_parts.CONFIGS["llama"]
@@ -76,6 +78,15 @@ def test_formats_are_recognised(backbone, tmp_path):
         convert(tmp_path / "original", tmp_path / "stranger")
     with pytest.raises(ValueError, match="unknown layout"):
         from_original(tmp_path / "stranger")
+
+
+def test_weights_from_a_folder_tell_another_scale(backbone, tmp_path, caplog):
+    write_peft(tmp_path / "peft", adapters_of(made(backbone, 2, rslora=True)))
+    started = task(made(backbone, 2))
+    agents = {"init_args": {"rank": 2, "alpha": 16, "rslora": False}}
+    started.specs = {"components": {"crowd": {"init_args": {"agents": agents}}}}
+    init_from(started, tmp_path / "peft", 0.1)
+    assert "agents.alpha 16 (4 in the file), agents.rslora False (True in the file)" in caplog.text
 
 
 MAIN = {

@@ -8,7 +8,15 @@ from typing import Any
 
 from torch import nn
 
-from zoo.ci_llm.convert.checkpoints import INFERENCE, adapters_of, build_crowd, read_checkpoint, to_zoo, to_zoo_state
+from zoo.ci_llm.convert.checkpoints import (
+    COMPONENT,
+    INFERENCE,
+    adapters_of,
+    build_crowd,
+    read_checkpoint,
+    to_zoo,
+    to_zoo_state,
+)
 from zoo.ci_llm.convert.read import FORMATS, ORIGINAL_LAYOUT, Adapters, is_original_folder, is_peft_folder, read
 from zoo.ci_llm.convert.write import write_original, write_peft
 from zoo.ci_llm.nets.crowd import Crowd
@@ -62,6 +70,12 @@ class AdapterConverter(Converter[Adapters]):
         if not isinstance(module, Crowd):
             raise ValueError(f"expected a Crowd, found {type(module).__name__}")
         self._write(adapters_of(module, progress), Path(path), as_peft=False)
+
+    def original_components(self, path: Path | str) -> dict[str, Any]:
+        """Describe what scales the adapters of a folder, for `init_from` to compare."""
+        adapters = self.read(Path(path))
+        agents = {"alpha": adapters.alpha, "rslora": adapters.rslora}
+        return {COMPONENT: {"init_args": {"agents": {"init_args": agents}}}}
 
     def read(self, path: Path, *args: Any, content: Any = None, **options: Any) -> Adapters:
         """Read a folder of adapters, see `zoo.ci_llm.convert.read.read`; it is no file, so there is no `content`."""
