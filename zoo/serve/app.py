@@ -70,7 +70,7 @@ def create_app(
             outputs = await batcher.submit(values, folder / "result", timeout_seconds)
             return respond(request, outputs, folder / "result", remove)
         except BaseException:
-            await remove()
+            shutil.rmtree(folder, ignore_errors=True)  # awaiting may be cut short where the server ends
             raise
 
     @app.get("/healthz")
