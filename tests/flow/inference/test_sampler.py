@@ -58,7 +58,6 @@ def test_solutions_show_their_evaluations() -> None:
     assert [(len(each.x), each.nfe, len(each.trajectory)) for each in result] == [(2, 5, 6), (1, 5, 0)]
     other = model.using(Solver("midpoint", 2), None)
     assert [each.nfe for each in other.solutions([1, 2, 3], [1, 2, 3])] == [4, 4]
-    assert (model.guidance is not None, len(model.solver.grid)) == (True, 6)
 
 
 def test_field_serves_what_stands_around_sampling() -> None:
@@ -70,8 +69,6 @@ def test_field_serves_what_stands_around_sampling() -> None:
     torch.testing.assert_close(line[::2], x1, atol=1e-4, rtol=0)
     images = build()
     assert straightness(images.field([2]), images.noise([1, 2, 3]), Solver("euler", 3)).shape == (3,)
-    with pytest.raises(ValueError, match="between 1 and 4"):
-        images.field([5])
 
 
 def test_file_becomes_a_picture(tmp_path: Path) -> None:
@@ -98,7 +95,6 @@ def test_example_is_read(tmp_path: Path) -> None:
     [
         ("", "asks for nothing"),
         ("no json", "line 1: no JSON"),
-        ('{"label": 1, "seed": true}', "expected whole numbers"),
         ('{"label": 1, "seed": 1, "cuont": 5}', "line 1: expected whole numbers"),
         ('{"label": 9, "seed": 1}', "between 0 and 4, found 9"),
         (f'{{"label": 1, "seed": {2**64}}}', f"line 1: seed .* found {2**64}"),
@@ -112,11 +108,11 @@ def test_bad_requests_are_named(text: str, message: str, tmp_path: Path) -> None
 
 
 def test_wrong_calls_are_named() -> None:
-    with pytest.raises(ValueError, match="labels are needed"):
-        build().sample(None, [1])
-    with pytest.raises(ValueError, match="2 labels and 1 seeds"):
-        build().sample([1, 2], [1])
-    with pytest.raises(ValueError, match="seed 6 is not finite"):
-        build(Level().requires_grad_(False), chunk=2).using(Solver(times=[0, 1]), Guidance(float("nan"))).sample(
-            [1, 1, 1], [6, 7, 8]
-        )
+    diverging = build(guidance=Guidance(float("nan")), chunk=2)
+    for call, message in (
+        (lambda: build().sample(None, [1]), "labels are needed"),
+        (lambda: build().sample([1, 2], [1]), "2 labels and 1 seeds"),
+        (lambda: diverging.sample([1, 1, 1], [6, 7, 8]), "seed 6 is not finite"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
