@@ -26,8 +26,7 @@ def start() -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("method", "order", "evaluations"),
-    [("euler", 1, 1), ("midpoint", 2, 2), ("heun2", 2, 2), ("rk4", 4, 4)],
+    ("method", "order", "evaluations"), [("euler", 1, 1), ("midpoint", 2, 2), ("heun2", 2, 2), ("rk4", 4, 4)]
 )
 def test_order_of_convergence(start, method, order, evaluations):
     steps = 40
