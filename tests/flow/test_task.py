@@ -45,17 +45,6 @@ def test_loss_of_other_predictions(prediction: str, target: str) -> None:
     torch.testing.assert_close(loss, batch[target].square().mean())
 
 
-def test_times_and_drops_belong_to_the_items() -> None:
-    batch = make(8)
-    full, halves = quiet_task(Spy(), label_drop=0.5), quiet_task(Spy(), label_drop=0.5)
-    full.training_step(batch, 0)
-    for part in (slice(0, 4), slice(4, 8)):
-        torch.rand(3)  # the global generator plays no part
-        halves.training_step({key: value[part] for key, value in batch.items()}, 0)
-    for i in (1, 2):
-        assert torch.equal(full.net.calls[0][i], torch.cat([call[i] for call in halves.net.calls]))
-
-
 def test_labels_are_dropped_as_often_as_requested_and_the_batch_stays() -> None:
     task, batch = quiet_task(Spy(), label_drop=0.3), make(2000)
     before = batch["label"].clone()

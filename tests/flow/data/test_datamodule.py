@@ -43,16 +43,6 @@ def test_digits_are_scaled_labelled_and_split() -> None:
     assert not set(data.train_set.indices) & set(data.val_set.indices)
 
 
-def test_batches_hold_tensors_and_plain_seeds() -> None:
-    data = digits(batch_size=20)
-    batch = next(iter(data.train_dataloader()))
-    assert batch["x1"].shape == batch["x0"].shape == (20, 1, 8, 8)
-    assert [type(seed) for seed in batch["seeds"]] == [int] * 20
-    batches = list(data.val_dataloader())
-    assert [len(batch["x1"]) for batch in batches] == [2] * 10
-    assert torch.equal(torch.cat([batch["x1"] for batch in batches]), data.val_set.data(range(20)))
-
-
 def test_limits_pools_and_flips_are_as_stated(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         plain = digits()

@@ -34,8 +34,7 @@ def test_flips_mirror_about_half_anew_in_each_epoch() -> None:
     plain, flipped = build(), build(flips=True)
     mirrored = []
     for epoch in (0, 1):
-        keys = [(epoch, i) for i in range(COUNT)]
-        a, b = plain.__getitems__(keys), flipped.__getitems__(keys)
+        a, b = (items.__getitems__([(epoch, i) for i in range(COUNT)]) for items in (plain, flipped))
         rows = [torch.equal(x, y.flip(-1)) for x, y in zip(a["x1"], b["x1"], strict=True)]
         assert all(flip or torch.equal(x, y) for flip, x, y in zip(rows, a["x1"], b["x1"], strict=True))
         assert torch.equal(a["x0"], b["x0"]) and a["seeds"] == b["seeds"]
