@@ -12,7 +12,6 @@ from zoo.flow import DiT, FrozenText, Guidance, Inpainting, NestedGuidance, Solv
     ("component", "arguments", "message"),
     [
         (DiT, {"image_resolution": 9}, "no multiple of the patch"),
-        (DiT, {"dim": 36, "heads": 2}, "dim is a multiple of four times the heads"),
         (UNet, {"channel_mult": (1, 2), "attention_levels": (16,)}, "indices into channel_mult"),
         (autoencoder, {"_class_name": "VQModel"}, "expected an AutoencoderKL"),
         (autoencoder, {"down_block_types": ["AttnDownEncoderBlock2D"]}, "down_block_types has AttnDownEncoderBlock2D"),

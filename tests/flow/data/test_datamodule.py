@@ -65,12 +65,10 @@ def test_folders_are_classes(tmp_path: Path) -> None:
     (tmp_path / "set" / "stray").mkdir()
     data = folder(tmp_path / "set", tmp_path / "cache", max_per_class=10)
     data.setup("fit")
-    assert type(data.train_set.read) is ImageCache
-    assert data.classes == ["cat", "dog"]
+    assert type(data.train_set.read) is ImageCache and data.classes == ["cat", "dog"]
     assert (len(data.train_set), len(data.val_set)) == (18, 2)
     item = data.train_set[0, 0]
-    assert item["x1"].shape == (3, 4, 4) and item["label"] == 1
-    assert [float(channel.mean()) for channel in item["x1"]] == [1, -1, 1]
+    assert item["label"] == 1 and [float(channel.mean()) for channel in item["x1"]] == [1, -1, 1]
     assert data.val_set[1]["label"] == 2
 
 
@@ -82,7 +80,6 @@ def test_train_and_val_folders_are_the_sets(tmp_path: Path, caplog: pytest.LogCa
     assert (len(data.train_set), len(data.val_set)) == (6, 4)
     assert "6 images (cat 3, dog 3), resized to 4 x 4" in caplog.text and "4 images (cat 2, dog 2)" in caplog.text
     assert len(list((tmp_path / "cache").glob("afhq-*.npy"))) == 2
-    assert torch.equal(data.val_set[3]["x1"], folder_without_cache(tmp_path / "afhq").val_set[3]["x1"])
     write(tmp_path / "afhq" / "validation" / "wild", 1, 9)
     with pytest.raises(ValueError, match=r"has the classes .*'dog'\], .*'wild'\]"):
         data.setup("fit")

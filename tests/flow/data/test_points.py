@@ -31,13 +31,3 @@ def test_gaussians_and_circles() -> None:
     assert float(centred.std()) == pytest.approx(1, rel=0.02)
     radii = points.draw("circles", 100, 0).norm(dim=1)
     assert sorted({round(float(radius), 3) for radius in radii}) == [2.0, 4.0]
-
-
-def test_checkerboard_has_eight_equal_cells() -> None:
-    mean, deviation = points._moments("checkerboard")
-    raw = points.draw("checkerboard", 8000, 1).double().numpy() / 2 * deviation + mean
-    assert np.abs(raw).max() <= 2 * np.pi + 1e-4
-    inner = np.abs(np.sin(raw)).min(axis=1) > 1e-3
-    assert (np.sin(raw[inner]).prod(axis=1) < 0).all()
-    _, counts = np.unique(np.floor(raw / np.pi), axis=0, return_counts=True)
-    assert len(counts[counts > 10]) == 8 and counts[counts > 10].min() > 850

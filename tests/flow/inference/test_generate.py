@@ -18,15 +18,12 @@ from zoo.flow.inference.requests import GenerationRequest, sample_requests
 from zoo.runs.export import write_export
 
 
-def build(net: VelocityNet | None = None, chunk: int = 4, **kwargs: object) -> Sampler:
-    return Sampler(
-        net or Shade(), ConditionalOT(0.0), Solver("dopri5", steps=4, rtol=1e-3, atol=1e-3), chunk=chunk, **kwargs
-    )
+def build(net: VelocityNet | None = None, **kwargs: object) -> Sampler:
+    solver = Solver("dopri5", steps=4, rtol=1e-3, atol=1e-3)
+    return Sampler(net or Shade(), ConditionalOT(0.0), solver, chunk=4, **kwargs)
 
 
-def generate(
-    sampler: Sampler, output: Path, count: int = 500, labels: object = None, seed: int = 63, **options: Any
-) -> Any:
+def generate(sampler: Sampler, output: Path, count: int, labels: object = None, seed: int = 63, **options: Any) -> Any:
     return generate_folder(sampler, output, GenerationRequest(count, seed, labels), **options)
 
 
@@ -61,14 +58,11 @@ def test_images_have_the_names_of_the_lineage(tmp_path: Path) -> None:
     sampled = model(*read_request_file(tmp_path / "in.jsonl", model)[:2])[0, ..., 0]
     found_pixels = np.array(Image.open(output / "7.png"))
     assert abs(sampled.astype(int) - found_pixels).max() <= 1
-    grid = np.array(Image.open(output.with_name("samples_grid.png")))
-    assert np.array_equal(grid[:: grid.shape[0] // 12, :: grid.shape[1] // 16][4:8, 12:16], found_pixels)
 
 
 def test_ranks_share_the_work_and_the_last_one_finishes(tmp_path: Path) -> None:
-    complete = tmp_path / "whole"
+    complete, shared = tmp_path / "whole", tmp_path / "shared"
     generate(build(), complete, count=10)
-    shared = tmp_path / "shared"
     result = [generate(build(), shared, count=10, rank=rank, world_size=2) for rank in (1, 0)]
     assert [(each["done"], each["missing"]) for each in result] == [(4, 6), (6, 0)]
     assert (result[0]["written"], result[1]["written"]) == ([], ["shared_grid.png"])
@@ -98,7 +92,6 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
     other.net.gain.data += 1
     for model, settings, message in (
         (build(), {"seed": 1}, "seed 63 .now 1."),
-        (build(), {"count": 3}, "count 2"),
         (build().using(Solver(), None), {}, "solver.method 'dopri5'"),
         (build(guidance=Guidance(2.0)), {}, ".*guidance.scale None .now 2.0."),
         (other, {}, "weights '[0-9a-f]+.... .now"),
@@ -134,8 +127,8 @@ def test_class_names_are_labels_and_stand_in_results(tmp_path: Path) -> None:
     assert (output / "4.png").read_bytes() == (tmp_path / "numbers" / "4.png").read_bytes()
     generate(numbered, output, count=5, labels=[3, 1])  # the same samples, whatever they are called
     for call, message in (
-        (lambda: generate(model, tmp_path / "other", labels=["lion"]), "one of the classes cat, dog, wild"),
-        (lambda: generate(numbered, tmp_path / "other", labels=["cat"]), "label 'cat': expected a number"),
+        (lambda: generate(model, tmp_path / "other", 5, ["lion"]), "one of the classes cat, dog, wild"),
+        (lambda: generate(numbered, tmp_path / "other", 5, ["cat"]), "label 'cat': expected a number"),
         (lambda: build(classes=NAMES[:2]), "2 names, the net has 3 classes"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -129,8 +129,6 @@ def test_the_page_requests_for_them(model: Sampler, tmp_path: Path) -> None:
         assert [output.kind for output in outputs] == ["image", "table"]
         assert model.answer(form, tmp_path, lambda share, text: None) == outputs
         assert abs(pixels - np.array(Image.open(tmp_path / "samples.png"), int)).max() <= 1
-    sizes = Sampler(net(condition_channels=1), ConditionalOT(0.0), text=text(), image_condition=SuperResolution(4))
-    assert {"guidance", "prompt", "image"} <= {field.name for field in sizes.fields()}
 
 
 def task(**arguments: object) -> FlowTask:
