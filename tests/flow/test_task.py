@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.flow.conditions import quiet_task
-from zoo.flow import Guidance, VelocityNet
+from zoo.flow import VelocityNet
 from zoo.flow.data.images import Framing
 
 
@@ -74,8 +74,6 @@ def test_times_of_half_precision_are_not_rounded() -> None:
 def test_what_contradicts_itself_is_named() -> None:
     with pytest.raises(ValueError, match="num_classes is 0"):
         quiet_task(Spy(0))
-    with pytest.raises(ValueError, match="guidance"):
-        quiet_task(Spy(0), label_drop=0.0, guidance=Guidance())
     task = quiet_task(Spy())
     for classes, message in ((["a", "b"], r"2 classes \(a, b\): set .* to 2"), ([], "no classes: set .* to 0")):
         task._trainer = SimpleNamespace(datamodule=SimpleNamespace(classes=classes))

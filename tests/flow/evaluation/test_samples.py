@@ -56,14 +56,6 @@ def test_flat_and_class_folders(tmp_path, caplog):
         read_samples(tmp_path / "set")
 
 
-def test_npz_of_images(tmp_path):
-    pixels = pictures(3)
-    np.savez(tmp_path / "bare.npz", images=pixels)
-    assert np.array_equal(read_samples(tmp_path / "bare.npz").pixels, pixels)
-    np.savez(tmp_path / "full.npz", images=pixels, labels=[1, 2, 1])
-    assert read_samples(tmp_path / "full.npz").labels == [1, 2, 1]
-
-
 def test_the_digits_are_split_as_in_training():
     data = ImageData(image_resolution=8, channels=1, val_every=3, split_seed=4)
     data.setup("fit")
