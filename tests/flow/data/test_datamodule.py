@@ -1,5 +1,4 @@
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -110,16 +109,13 @@ def test_a_share_of_broken_images_is_left_out(tmp_path: Path, cached: bool, capl
             folder(tmp_path / "set", cache, max_bad_share=share).setup("fit")
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda root: ImageData("a", "b/c"), r"only one of root \(a\) and hub \(b/c\)"),
-        (lambda root: folder(root).setup("fit"), "so none is for validation"),
-        (lambda root: folder(root / "empty").setup("fit"), "has no images"),
-    ],
-)
-def test_wrong_settings_are_refused(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
+def test_wrong_settings_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "cat", 3, 1)
     write(tmp_path / "empty", 0, 1)
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        make(tmp_path)
+    for make, message in (
+        (lambda: ImageData("a", "b/c"), r"only one of root \(a\) and hub \(b/c\)"),
+        (lambda: folder(tmp_path).setup("fit"), "so none is for validation"),
+        (lambda: folder(tmp_path / "empty").setup("fit"), "has no images"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()

@@ -53,22 +53,20 @@ def test_images_are_read_again_when_they_change(tmp_path: Path, monkeypatch: pyt
     assert build(as_set(source), tmp_path / "cache", Framing(8, 1))([0]).shape == (1, 1, 8, 8)
 
 
-@pytest.mark.parametrize("damage", ["cut", "no index", "empty", "other"])
-def test_a_damaged_cache_is_built_anew(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_cache_is_built_anew(tmp_path: Path) -> None:
     source = pictures(tmp_path / "a")
     first = make(tmp_path, source)
-    expected = first([0, 1, 2, 3, 4])
-    if damage == "cut":
-        first.path.write_bytes(first.path.read_bytes()[:-10])
-    elif damage == "empty":
-        first.path.write_bytes(b"")
-    elif damage == "no index":
-        first.path.with_suffix(".json").unlink()
-    else:
-        np.save(first.path, np.zeros((5, 4, 4), dtype=np.uint8))
-    with pytest.raises((ValueError, OSError, EOFError)):
-        ImageCache(first.path)
-    assert torch.equal(make(tmp_path, source)([0, 1, 2, 3, 4]), expected)
+    path, expected = first.path, first([0, 1, 2, 3, 4])
+    for damage in (
+        lambda: path.write_bytes(path.read_bytes()[:-10]),
+        lambda: path.write_bytes(b""),
+        lambda: np.save(path, np.zeros((5, 4, 4), dtype=np.uint8)),
+        path.with_suffix(".json").unlink,
+    ):
+        damage()
+        with pytest.raises((ValueError, OSError, EOFError)):
+            ImageCache(path)
+        assert torch.equal(make(tmp_path, source)([0, 1, 2, 3, 4]), expected)
 
 
 def die_halfway(folder: Path) -> None:

@@ -14,12 +14,6 @@ from zoo.flow.evaluation.references import build_quality, read_sets
 from zoo.flow.evaluation.samples import SampleSet
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    """One pass over the digits instead of forty."""
-    monkeypatch.setattr(digits_classifier.train_digits_classifier, "__defaults__", (0, 2))
-
-
 def digits_file(path, count=60, side=8):
     generator = np.random.default_rng(0)
     pixels = generator.integers(0, 256, (count, side, side), dtype=np.uint8)
@@ -31,7 +25,9 @@ def values(report):
     return {row["figure"]: row for row in report["rows"]}
 
 
-def test_digits_leave_a_report(tmp_path, quick, capsys, caplog):
+def test_digits_leave_a_report(tmp_path, monkeypatch, capsys, caplog):
+    # two passes over the digits instead of forty
+    monkeypatch.setattr(digits_classifier.train_digits_classifier, "__defaults__", (0, 2))
     source = digits_file(tmp_path / "g.npz")
     report = evaluate(source, tmp_path / "out", cache=tmp_path / "cache")
     rows = values(report)

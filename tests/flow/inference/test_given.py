@@ -30,13 +30,9 @@ def model() -> Sampler:
     return Sampler(net(condition_channels=2), ConditionalOT(0.0), Solver("euler", 3), guidance, **parts).eval()
 
 
-def conditions(model: Sampler, prompts: list[str]) -> GenerationConditions:
-    seeds = list(range(len(prompts)))
-    return GenerationConditions(prompts, model.image_condition.from_training(torch.zeros(len(prompts), 1, 8, 8), seeds))
-
-
 def test_scales_of_one_are_the_conditional_field(model: Sampler) -> None:
-    messages = conditions(model, ["a cat", "a dog", "a cat"])
+    images = model.image_condition.from_training(torch.zeros(3, 1, 8, 8), [0, 1, 2])
+    messages = GenerationConditions(["a cat", "a dog", "a cat"], images)
     x = model.noise([1, 2, 3])
     complete = model.using(model.solver, None).field(None, messages)(0.3, x)
     for guidance in (NestedGuidance({"image": 1.0, "text": 1.0}), Guidance(1.0)):

@@ -86,20 +86,17 @@ def test_example_is_read(tmp_path: Path) -> None:
     assert np.array_equal(points(None, [0, 1]), np.load(tmp_path / "out.npy")[:2])
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_bad_requests_are_named(tmp_path: Path) -> None:
+    for text, message in (
         ("", "asks for nothing"),
         ("no json", "line 1: no JSON"),
         ('{"label": 1, "seed": 1, "cuont": 5}', "line 1: expected whole numbers"),
         ('{"label": 9, "seed": 1}', "between 0 and 4, found 9"),
         (f'{{"label": 1, "seed": {2**64}}}', f"line 1: seed .* found {2**64}"),
-    ],
-)
-def test_bad_requests_are_named(text: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "in.jsonl").write_text(text)
-    with pytest.raises(ValueError, match=message):
-        build(classes=list("abcd")).process_file(tmp_path / "in.jsonl", tmp_path / "out.png")
+    ):
+        (tmp_path / "in.jsonl").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            build(classes=list("abcd")).process_file(tmp_path / "in.jsonl", tmp_path / "out.png")
     assert not (tmp_path / "out.png").exists()
 
 
