@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -161,20 +160,17 @@ def test_training_flags_become_a_recipe(tmp_path):
     assert model["net"]["init_args"]["num_classes"] == 0 and model["guidance"] is None and model["label_drop"] == 0
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("[1, 2]", "must hold a table of settings, found list"),
-        ("{a: 1}", "it lacks train_num_steps and batch_size and has a"),
+def test_other_configurations_are_refused(tmp_path):
+    for content, message in (
+        ("[1, 2]", "must hold a table of settings"),
+        ("{a: 1}", "lacks train_num_steps and batch_size"),
         ("a: b: c", "neither JSON nor YAML"),
-        (yaml.safe_dump({"train_num_steps": 1, "batch_size": 1, "mixed_precision": "fp8"}), "not 'fp8'"),
-        (yaml.safe_dump({"train_num_steps": 1, "batch_size": 1, "use_cfg": "yes"}), "use_cfg is true or false"),
-    ],
-)
-def test_other_configurations_are_refused(tmp_path, content, message):
-    (tmp_path / "config.yaml").write_text(content)
-    with pytest.raises(ValueError, match=message):
-        convert_config(tmp_path / "config.yaml")
+        ("{train_num_steps: 1, batch_size: 1, mixed_precision: fp8}", "not 'fp8'"),
+        ("{train_num_steps: 1, batch_size: 1, use_cfg: 'yes'}", "use_cfg is true or false"),
+    ):
+        (tmp_path / "config.yaml").write_text(content)
+        with pytest.raises(ValueError, match=message):
+            convert_config(tmp_path / "config.yaml")
 
 
 def sit_state(net: DiT) -> dict[str, torch.Tensor]:
