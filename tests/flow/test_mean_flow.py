@@ -1,6 +1,5 @@
 """Average velocities, on Gaussian data whose flow is known."""
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 
 from zoo.flow import ConditionalOT, DiT, Guidance, Inpainting, MeanFlowTask, Solver, UniformTimes, VelocityNet
 from zoo.flow.evaluation.solver_tables import evaluate_straightness
-from zoo.flow.inference.sampler import MeanFlowSampler, Sampler
+from zoo.flow.inference.sampler import MeanFlowSampler
 from zoo.flow.losses import mean_flow_target, sample_intervals
 from zoo.flow.process.sampling import invert
 from zoo.training.resume import item_seed
@@ -129,36 +128,32 @@ def test_the_sampler_takes_one_euler_step_and_no_other_net():
     parts = SmallNet(), ConditionalOT(0.0)
     sampler = MeanFlowSampler(*parts)
     assert (sampler.solver.method, sampler.solver.steps) == ("euler", 1)
-    assert Sampler(*parts, image_condition=Inpainting()).solver.method == "midpoint"
     exact = MeanFlowSampler(Oracle(), ConditionalOT(0.0))
-    task = partial(MeanFlowTask, *parts, UniformTimes(), torch.optim.Adam, label_drop=0.0)
     for call, message in (
         (lambda: MeanFlowSampler(*parts, solver=Solver("heun2", 2)), r"solver\.method"),
         (lambda: invert(exact.field(), torch.zeros(1, 2), exact.solver), "no way back"),
         (lambda: evaluate_straightness(exact, None, [1]), "no velocity"),
         (lambda: MeanFlowSampler(*parts, image_condition=Inpainting()), "neither texts nor images"),
         (lambda: MeanFlowSampler(*parts, guidance=Guidance()), "guidance"),
-        (lambda: task(condition_drop={"all": 0.1}), "condition_drop"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_training_finds_the_map_of_one_step(seed):
+def test_training_finds_the_map_of_one_step():
     """Against the flow's map; a share of 0, flow matching alone, leaves spans untrained."""
     errors = {}
     for share in (0.0, 0.5):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         net = SmallNet()
         adam = torch.optim.Adam(net.parameters(), 3e-3)
-        path, times = ConditionalOT(0.0), UniformTimes()
-        task = MeanFlowTask(net, path, times, lambda _, made=adam: made, label_drop=0.0, share=share, power=0.0)
+        parts = net, ConditionalOT(0.0), UniformTimes()
+        task = MeanFlowTask(*parts, lambda _, made=adam: made, label_drop=0.0, share=share, power=0.0)
         task.log_terms = lambda *args, **kwargs: None
         for step in range(800):
             adam.param_groups[0]["lr"] = 3e-3 * (1 - step / 800)
-            seeds = [item_seed(seed, 0, 256 * step + item) for item in range(256)]
+            seeds = [item_seed(0, 0, 256 * step + item) for item in range(256)]
             batch = {"x1": MEAN + DEVIATION * torch.randn(256, 2), "x0": torch.randn(256, 2), "seeds": seeds}
             adam.zero_grad()
             task.training_step({**batch, "label": torch.zeros(256, dtype=torch.int64)}, 0).backward()

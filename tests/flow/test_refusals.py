@@ -11,9 +11,8 @@ from zoo.flow import DiT, FrozenText, Guidance, Inpainting, NestedGuidance, Solv
 @pytest.mark.parametrize(
     ("component", "arguments", "message"),
     [
-        (DiT, {"image_resolution": 9}, "image_resolution 9 is no multiple of the patch, 2"),
-        (DiT, {"dim": 36, "heads": 2}, "dim is a multiple of four times the heads, which dim 36 and heads 2 are not"),
-        (UNet, {"channel_mult": (1, 2), "attention_levels": (16,)}, "indices into channel_mult, 0 to 1"),
+        (DiT, {"image_resolution": 9}, "no multiple of the patch"),
+        (UNet, {"channel_mult": (1, 2), "attention_levels": (16,)}, "indices into channel_mult"),
         (autoencoder, {"_class_name": "VQModel"}, "expected an AutoencoderKL"),
         (autoencoder, {"down_block_types": ["AttnDownEncoderBlock2D"]}, "down_block_types has AttnDownEncoderBlock2D"),
         (FrozenText, {"config": {"model_type": "bart"}}, "whose encoder is not known by itself"),

@@ -1,7 +1,6 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
@@ -13,9 +12,8 @@ def test_pixels_are_rounded_and_clamped() -> None:
     assert rendering.to_pixels(values)[0, 0, :, 0].tolist() == [0, 0, 128, 255, 255]
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_gif_has_all_frames_and_rests_on_the_last(tmp_path: Path, channels: int) -> None:
-    pictures = np.zeros((5, 8, 8, channels), dtype=np.uint8)
+def test_gif_has_all_frames_and_rests_on_the_last(tmp_path: Path) -> None:
+    pictures = np.zeros((5, 8, 8, 3), dtype=np.uint8)
     for number in range(5):
         pictures[number, number] = 255 - 40 * number
         pictures[number, :, 0, -1] = 100
@@ -26,6 +24,5 @@ def test_gif_has_all_frames_and_rests_on_the_last(tmp_path: Path, channels: int)
         for number in range(5):
             animation.seek(number)
             durations.append(animation.info["duration"])
-            result = np.array(animation.convert("RGB" if channels == 3 else "L")).reshape(8, 8, channels)
-            assert np.array_equal(result, pictures[number])
+            assert np.array_equal(np.array(animation.convert("RGB")), pictures[number])
     assert durations == [30, 30, 30, 30, 1500]

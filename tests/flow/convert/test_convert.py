@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -12,7 +11,7 @@ from zoo.common.build import build
 from zoo.common.configs import load_recipe
 from zoo.convert.engine import NO_TRAINING
 from zoo.flow import DiT, FlowTask, ToyNet, UNet
-from zoo.flow.convert import convert, convert_config, describe, from_original, is_original, original_state, to_original
+from zoo.flow.convert import convert, convert_config, describe, from_original, is_original, to_original
 from zoo.flow.convert.recipe import FLAGS, options, recipe_path
 from zoo.flow.nets.dit import sine_table
 from zoo.runs.checkpoints import load_checkpoint
@@ -53,15 +52,6 @@ def test_sizes_come_from_the_tensors(tmp_path, sizes):
     assert from_original(tmp_path / "flat.ckpt").sample_shape[1:] == (64, 64)
 
 
-@pytest.mark.parametrize("prefix", ["module.network.", "module._orig_mod.network.", "network._orig_mod."])
-def test_wrapped_names(tmp_path, net, prefix):
-    torch.save(state_of(net, prefix), tmp_path / "last.ckpt")
-    assert same_state(net, from_original(tmp_path / "last.ckpt"))
-    facts = describe(tmp_path / "last.ckpt")
-    assert facts["format"] == ("accelerate" if prefix.startswith("module.") else "state dict")
-    assert set(original_state(tmp_path / "last.ckpt")) == {f"net.{key}" for key in net.state_dict()}
-
-
 def test_perceptual_loss_is_left_out(tmp_path, net):
     state = state_of(net) | {"lpips_fn.net.slice1.0.weight": torch.zeros(2)}
     torch.save({"hparams": {}, "state_dict": state}, tmp_path / "student.ckpt")
@@ -74,17 +64,7 @@ def test_init_from_asks_the_converter_about_a_file_named_ckpt(tmp_path, net):
     assert set(read_weights(tmp_path / "a.ckpt", FlowTask)[0]) == {f"net.{key}" for key in net.state_dict()}
 
 
-def test_written_files_state_what_they_know(tmp_path, net):
-    to_original(net, tmp_path / "a.pt", {"sigma_min": 0.0})
-    assert torch.load(tmp_path / "a.pt", weights_only=True)["hparams"] == {
-        "sigma_min": 0.0,
-        "num_train_timesteps": 1000,
-        "image_resolution": 16,
-        "use_cfg": True,
-        "cfg_dropout": 0.1,
-        "dropout": 0.1,
-    }
-    assert from_original(tmp_path / "a.pt").sample_shape == (3, 16, 16)
+def test_toy_net_there_and_back(tmp_path):
     toy = ToyNet(2, (8, 4), time_scale=1.0)
     to_original(toy, tmp_path / "toy.pt")
     assert same_state(toy, from_original(tmp_path / "toy.pt"))
@@ -93,7 +73,7 @@ def test_written_files_state_what_they_know(tmp_path, net):
 def test_checkpoint_there_and_back(tmp_path, net):
     to_original(net, tmp_path / "a.pt", {"sigma_min": 0.01, "cfg_dropout": 0.2})
     facts = convert(tmp_path / "a.pt", tmp_path / "ours.ckpt")
-    assert list(facts) == ["system", "source", "target", "tensors", "notes"] and facts["notes"] == [NO_TRAINING]
+    assert facts["notes"] == [NO_TRAINING]
     checkpoint = load_checkpoint(tmp_path / "ours.ckpt")
     parts = checkpoint["zoo"]["components"]
     assert build(parts["path"]).sigma_min == 0.01
@@ -106,51 +86,42 @@ def test_checkpoint_there_and_back(tmp_path, net):
         convert(tmp_path / "latent.ckpt", tmp_path / "back.pt")
     convert(tmp_path / "ours.ckpt", tmp_path / "back.pt")
     before, after = (torch.load(tmp_path / name, weights_only=True) for name in ("a.pt", "back.pt"))
-    assert before["hparams"] == after["hparams"]
+    known = {"sigma_min": 0.01, "image_resolution": 16, "use_cfg": True, "cfg_dropout": 0.2}
+    assert before["hparams"] == after["hparams"] and before["hparams"].items() >= known.items()
     assert list(before["state_dict"]) == list(after["state_dict"])
     assert all(torch.equal(before["state_dict"][key], after["state_dict"][key]) for key in before["state_dict"])
     assert is_original(tmp_path / "a.pt") and not is_original(tmp_path / "ours.ckpt")
 
 
 def test_export_and_what_was_assumed(tmp_path, net):
-    torch.save(state_of(net, "module.network."), tmp_path / "last.ckpt")
+    torch.save(state_of(net, "module._orig_mod.network."), tmp_path / "last.ckpt")
+    assert describe(tmp_path / "last.ckpt")["format"] == "accelerate"
     facts = convert(tmp_path / "last.ckpt", tmp_path / "export")
-    assert facts["notes"] == [
-        "image_resolution is not in the file: 64 assumed",
-        "sigma_min is not in the file: 0.001 assumed",
-    ]
+    assert [note.split()[0] for note in facts["notes"]] == ["image_resolution", "sigma_min"]
     config = json.loads((tmp_path / "export" / "config.json").read_text())
     assert list(build(config["components"]["net"]).state_dict()) == list(net.state_dict())
 
 
 def test_nets_that_the_lineage_would_compute_otherwise_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"time_scale 1000\.0"):
-        to_original(ToyNet(), tmp_path / "a.pt")
     net = UNet(8, channels=32, channel_mult=(1,), attention_levels=(), res_blocks=1, time_scale=1.0)
-    with pytest.raises(ValueError, match=r"groups \[8, 16\]"):
-        to_original(net, tmp_path / "a.pt")
-    with pytest.raises(ValueError, match="found Linear"):
-        to_original(nn.Linear(1, 1), tmp_path / "a.pt")
+    for module, message in ((ToyNet(), r"time_scale 1000\.0"), (net, r"groups \[8, 16\]")):
+        with pytest.raises(ValueError, match=message):
+            to_original(module, tmp_path / "a.pt")
     assert not (tmp_path / "a.pt").exists()
 
 
 def test_damaged_states_are_refused(tmp_path, net):
-    def read(change) -> None:
-        state = state_of(net)
-        change(state)
-        torch.save(state, tmp_path / "bad.ckpt")
-        from_original(tmp_path / "bad.ckpt")
-
-    with pytest.raises(ValueError, match=r"1 tensors do not fit a whole UNet: missing tail\.2\.bias"):
-        read(lambda state: state.pop("network.tail.2.bias"))
-    with pytest.raises(ValueError, match=r"unexpected extra"):
-        read(lambda state: state.update({"network.extra": torch.zeros(1)}))
-    with pytest.raises(ValueError, match=r"tail\.2\.bias is \(4,\), expected \(3,\)"):
-        read(lambda state: state.update({"network.tail.2.bias": torch.zeros(4)}))
-    with pytest.raises(ValueError, match="equal numbers"):
-        read(lambda state: [state.pop(key) for key in list(state) if key.startswith("network.downblocks.7.")])
-    with pytest.raises(ValueError, match="unknown layout with keys other"):
-        read(lambda state: state.update({"other": torch.zeros(1)}))
+    state = state_of(net)
+    without_block = {key: value for key, value in state.items() if not key.startswith("network.downblocks.7.")}
+    for damaged, message in (
+        ({**state, "network.extra": torch.zeros(1)}, "unexpected extra"),
+        ({**state, "network.tail.2.bias": torch.zeros(4)}, r"tail\.2\.bias is \(4,\), expected \(3,\)"),
+        (without_block, "equal numbers"),
+        ({**state, "other": torch.zeros(1)}, "unknown layout with keys other"),
+    ):
+        torch.save(damaged, tmp_path / "bad.ckpt")
+        with pytest.raises(ValueError, match=message):
+            from_original(tmp_path / "bad.ckpt")
 
 
 @pytest.mark.parametrize("content", [[1, 2], {"a": 1}, {"state_dict": {"net.gain": torch.zeros(1)}}, {}])
@@ -173,19 +144,14 @@ def test_training_flags_become_a_recipe(tmp_path):
         "sigma_min": 0.01,
         "seed": 5,
         "gpu": 0,
-        "device": "cuda:0",
     }
     (tmp_path / "config.json").write_text(json.dumps(flags))
     recipe, unmapped = convert_config(tmp_path / "config.json")
-    assert [line.split(":")[0] for line in unmapped] == ["gpu", "device"]
+    assert [line.split(":")[0] for line in unmapped] == ["gpu"]
     assert recipe["seed_everything"] == 5
     trainer = {key: recipe["trainer"][key] for key in ("max_steps", "accumulate_grad_batches", "precision")}
     assert trainer == {"max_steps": 501, "accumulate_grad_batches": 2, "precision": "16-mixed"}
     model = OmegaConf.to_container(OmegaConf.create(recipe), resolve=True)["model"]["init_args"]
-    for part in ("path", "times", "solver", "guidance"):
-        build(model[part])
-    with torch.device("meta"):
-        assert sum(p.numel() for p in build(model["net"]).parameters()) == 58_755_331
     assert build(model["path"]).sigma_min == 0.01
     assert model["scheduler"]["init_args"] == {"warmup_steps": 199}
     assert recipe["data"]["init_args"]["batch_size"] == 16
@@ -194,22 +160,17 @@ def test_training_flags_become_a_recipe(tmp_path):
     assert model["net"]["init_args"]["num_classes"] == 0 and model["guidance"] is None and model["label_drop"] == 0
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("[1, 2]", "must hold a table of settings, found list"),
-        ("{a: 1}", "it lacks train_num_steps and batch_size and has a"),
+def test_other_configurations_are_refused(tmp_path):
+    for content, message in (
+        ("[1, 2]", "must hold a table of settings"),
+        ("{a: 1}", "lacks train_num_steps and batch_size"),
         ("a: b: c", "neither JSON nor YAML"),
-        (yaml.safe_dump({"train_num_steps": 1, "batch_size": 1, "mixed_precision": "fp8"}), "not 'fp8'"),
-        (yaml.safe_dump({"train_num_steps": 1, "batch_size": 1, "use_cfg": "yes"}), "use_cfg is true or false"),
-    ],
-)
-def test_other_configurations_are_refused(tmp_path, content, message):
-    (tmp_path / "config.yaml").write_text(content)
-    with pytest.raises(ValueError, match=message):
-        convert_config(tmp_path / "config.yaml")
-    with pytest.raises(FileNotFoundError):
-        convert_config(tmp_path / "absent.yaml")
+        ("{train_num_steps: 1, batch_size: 1, mixed_precision: fp8}", "not 'fp8'"),
+        ("{train_num_steps: 1, batch_size: 1, use_cfg: 'yes'}", "use_cfg is true or false"),
+    ):
+        (tmp_path / "config.yaml").write_text(content)
+        with pytest.raises(ValueError, match=message):
+            convert_config(tmp_path / "config.yaml")
 
 
 def sit_state(net: DiT) -> dict[str, torch.Tensor]:

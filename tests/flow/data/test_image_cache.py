@@ -1,4 +1,3 @@
-import json
 import os
 import pickle
 import time
@@ -38,8 +37,6 @@ def test_cache_serves_what_decoding_gives(tmp_path: Path) -> None:
     assert cache([1]).shape == (1, 3, 4, 4)
     assert torch.equal(pickle.loads(pickle.dumps(cache))([2]), cache([2]))
     assert len(pickle.dumps(cache)) < 500
-    index = json.loads(cache.path.with_suffix(".json").read_text())
-    assert (index["count"], index["resolution"]) == (5, 4)
     assert cache.path.name.startswith("some-set-train-4x3-") and cache.path.stat().st_size == 128 + 5 * 48
 
 
@@ -56,25 +53,20 @@ def test_images_are_read_again_when_they_change(tmp_path: Path, monkeypatch: pyt
     assert build(as_set(source), tmp_path / "cache", Framing(8, 1))([0]).shape == (1, 1, 8, 8)
 
 
-@pytest.mark.parametrize("damage", ["cut", "no index", "no json", "empty", "other"])
-def test_a_damaged_cache_is_built_anew(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_cache_is_built_anew(tmp_path: Path) -> None:
     source = pictures(tmp_path / "a")
     first = make(tmp_path, source)
-    index = first.path.with_suffix(".json")
-    expected = first([0, 1, 2, 3, 4])
-    if damage == "cut":
-        first.path.write_bytes(first.path.read_bytes()[:-10])
-    elif damage == "empty":
-        first.path.write_bytes(b"")
-    elif damage == "no index":
-        index.unlink()
-    elif damage == "no json":
-        index.write_text("{")
-    else:
-        np.save(first.path, np.zeros((5, 4, 4), dtype=np.uint8))
-    with pytest.raises((ValueError, OSError, EOFError)):
-        ImageCache(first.path)
-    assert torch.equal(make(tmp_path, source)([0, 1, 2, 3, 4]), expected)
+    path, expected = first.path, first([0, 1, 2, 3, 4])
+    for damage in (
+        lambda: path.write_bytes(path.read_bytes()[:-10]),
+        lambda: path.write_bytes(b""),
+        lambda: np.save(path, np.zeros((5, 4, 4), dtype=np.uint8)),
+        path.with_suffix(".json").unlink,
+    ):
+        damage()
+        with pytest.raises((ValueError, OSError, EOFError)):
+            ImageCache(path)
+        assert torch.equal(make(tmp_path, source)([0, 1, 2, 3, 4]), expected)
 
 
 def die_halfway(folder: Path) -> None:

@@ -10,31 +10,29 @@ from zoo.flow.data import image_sets
 from zoo.flow.data.images import Framing
 
 
-def touch(path: Path) -> None:
+def touch(path: Path, grey: int = 0) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (4, 4)).save(path)
+    Image.new("RGB", (4, 4), (grey,) * 3).save(path)
 
 
 def test_folders_are_classes_in_sorted_order(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name in ("dog/b.JPG", "dog/a.png", "cat/deep/er/x.jpeg", "dog/._a.png", "dog/notes/y.webp"):
-        touch(tmp_path / name) if not name.endswith("._a.png") else (tmp_path / name).write_bytes(b"resource fork")
+    names = ["cat/deep/er/x.jpeg", "dog/a.png", "dog/b.JPG", "dog/notes/y.webp"]
+    for name in [*reversed(names), ".thumbnails/x.png", "cat/.cache/y.png"]:
+        touch(tmp_path / name)
+    (tmp_path / "dog" / "._a.png").write_bytes(b"resource fork")
     (tmp_path / "empty").mkdir()
-    touch(tmp_path / ".thumbnails" / "x.png")
-    touch(tmp_path / "cat" / ".cache" / "y.png")
     (tmp_path / "readme.txt").write_text("x")
     with caplog.at_level(logging.WARNING):
         result = image_sets.folder(tmp_path)
     assert result.classes == ["cat", "dog"] and result.labels == [1, 2, 2, 2]
-    assert [result.source.name(i) for i in range(4)] == ["cat/deep/er/x.jpeg", "dog/a.png", "dog/b.JPG",
-                                                           "dog/notes/y.webp"]  # fmt: skip
-    assert result.counts() == {"cat": 1, "dog": 3}
+    assert [result.source.name(i) for i in range(4)] == names
     assert "skipped folders without images: empty" in caplog.text
     assert image_sets.folder(tmp_path, limit=1).counts() == {"cat": 1, "dog": 1}
     unlabelled = image_sets.folder(tmp_path / "dog" / "notes")
     assert (unlabelled.classes, unlabelled.labels) == ([], [0])
 
 
-@pytest.mark.parametrize("seed", [None, 0, 1])
+@pytest.mark.parametrize("seed", [None, 0])
 def test_held_out_items_are_as_many_of_each_class(seed: int | None) -> None:
     labels = [1 + (i % 3) for i in range(300)]
     chosen = image_sets.holdout_mask(labels, 5, seed)
@@ -60,9 +58,8 @@ class Rows(dict[str, list[int]]):
 def test_the_package_datasets_gives_what_is_expected_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for split, count in (("train", 3), ("test", 2)):
         for name, grey in (("cat", 50), ("dog", 200)):
-            (tmp_path / "set" / split / name).mkdir(parents=True)
             for number in range(count):
-                Image.new("RGB", (8, 8), (grey + number,) * 3).save(tmp_path / "set" / split / name / f"{number}.png")
+                touch(tmp_path / "set" / split / name / f"{number}.png", grey + number)
     datasets = pytest.importorskip("datasets")  # the extra images
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     train, held_out = image_sets.hub(str(tmp_path / "set"), limit=2)
@@ -72,19 +69,16 @@ def test_the_package_datasets_gives_what_is_expected_of_it(tmp_path: Path, monke
     assert train.source.stamp(0) != held_out.source.stamp(0)
 
 
-@pytest.mark.parametrize(
-    ("splits", "message"),
-    [
+def test_what_the_hub_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for splits, message in (
         ({"all": Rows([0], ClassLabel())}, "no split train, but all"),
-        ({"train": Rows([0], 3)}, r"found image \(Image\), label \(int\)"),
+        ({"train": Rows([0], 3)}, "columns of type Image and ClassLabel"),
         ({"train": Rows([0, -1], ClassLabel())}, "images without class"),
-        (None, r"pip install zoo\[images\]"),
-    ],
-)
-def test_what_the_hub_lacks_is_named(
-    splits: dict[str, Rows] | None, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = None if splits is None else SimpleNamespace(load_dataset=lambda name: splits)
-    monkeypatch.setitem(sys.modules, "datasets", module)
-    with pytest.raises((ValueError, ImportError), match=message):
+    ):
+        module = SimpleNamespace(load_dataset=lambda name, splits=splits: splits)
+        monkeypatch.setitem(sys.modules, "datasets", module)
+        with pytest.raises(ValueError, match=message):
+            image_sets.hub("user/name")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ImportError, match=r"pip install zoo\[images\]"):
         image_sets.hub("user/name")

@@ -42,9 +42,7 @@ def test_broken_images_are_named_together_and_nothing_misplaced(tmp_path: Path) 
     files.paths[4].unlink()
     Image.fromarray(np.zeros((4, 4), dtype=np.float32)).save(files.paths[5], format="TIFF")
     got = []
-    with pytest.raises(
-        ValueError, match=r"4 of 6 images cannot be read, .*: 1.png: .*; 3.png: .*; 4.png: .*; 5.png: mode F"
-    ):
+    with pytest.raises(ValueError, match=r"4 of 6 .*: 1.png: .*; 3.png: .*; 4.png: .*; 5.png: mode F"):
         got.extend(decode_all(files, Framing(4, 3), progress=False))
     assert len(got) <= 1
 

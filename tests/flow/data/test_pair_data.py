@@ -46,8 +46,6 @@ def test_a_resume_notices_other_pairs(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"zoo make-pairs RUN"):
-        PairData(str(tmp_path / "none"))
     with pytest.raises(FileNotFoundError, match=r"has no meta.json"):
         pairs(tmp_path)
     write_pairs(tmp_path, (2,))
@@ -64,13 +62,11 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path) -> None:
         (lambda: shard.write_bytes(shard.read_bytes()[:-8]), "is corrupt"),
         (lambda: np.save(shard, np.zeros(4)), "expected rows of"),
         (lambda: np.save(shard, other), "another noise for seed"),
+        (shard.unlink, "1 array files are missing"),
     ]:
         write()
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
             pairs(tmp_path).train_set[0, 5]
-    shard.unlink()
-    with pytest.raises(FileNotFoundError, match=r"1 array files are missing, the first pairs-00000.npy"):
-        pairs(tmp_path)
     for text, message in [("{", "no JSON"), ("{}", "expected the keys count")]:
         meta.write_text(text)
         with pytest.raises(ValueError, match=message):

@@ -1,6 +1,4 @@
-import csv
 import json
-from functools import partial
 
 import numpy as np
 import pytest
@@ -16,12 +14,6 @@ from zoo.flow.evaluation.references import build_quality, read_sets
 from zoo.flow.evaluation.samples import SampleSet
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    """One pass over the digits instead of forty."""
-    monkeypatch.setattr(digits_classifier.train_digits_classifier, "__defaults__", (0, 2))
-
-
 def digits_file(path, count=60, side=8):
     generator = np.random.default_rng(0)
     pixels = generator.integers(0, 256, (count, side, side), dtype=np.uint8)
@@ -33,31 +25,30 @@ def values(report):
     return {row["figure"]: row for row in report["rows"]}
 
 
-def test_digits_leave_a_report(tmp_path, quick, capsys, caplog):
+def test_digits_leave_a_report(tmp_path, monkeypatch, capsys, caplog):
+    # two passes over the digits instead of forty
+    monkeypatch.setattr(digits_classifier.train_digits_classifier, "__defaults__", (0, 2))
     source = digits_file(tmp_path / "g.npz")
     report = evaluate(source, tmp_path / "out", cache=tmp_path / "cache")
     rows = values(report)
     assert list(rows) == ["frechet", "accuracy", "std_ratio", "nearest", "nearest_ratio"]
     assert rows["frechet"]["samples"] == 60 and rows["frechet"]["value"] > 0 and rows["nearest_ratio"]["value"] > 0
     assert rows["accuracy"]["low"] <= rows["accuracy"]["value"] <= rows["accuracy"]["high"]
-    assert len(report["notes"]) == 1 and "60 samples and 176 real images in 64 dimensions" in caplog.text
+    assert "60 samples and 176 real images in 64 dimensions" in caplog.text
     assert json.loads((tmp_path / "out" / "evaluation.json").read_text())["rows"] == report["rows"]
-    with (tmp_path / "out" / "evaluation.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == len(report["rows"])
+    assert len((tmp_path / "out" / "evaluation.csv").read_text().splitlines()) == 1 + len(rows)
     assert "frechet" in capsys.readouterr().out
     assert list((tmp_path / "cache" / "features").iterdir())
 
 
-def test_folders_in_pixels_without_labels(tmp_path):
+def test_images_without_labels_are_compared_in_pixels(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (30, 4, 4, 3), dtype=np.uint8)
-    np.savez(tmp_path / "a.npz", images=pixels)
-    np.savez(tmp_path / "b.npz", images=pixels[:20])
-    report = evaluate(
-        tmp_path / "a.npz", tmp_path / "out", tmp_path / "b.npz", tmp_path / "b.npz", extractor="pixels", cache=None
-    )
-    rows = values(report)
+    a, b = tmp_path / "a.npz", tmp_path / "b.npz"
+    np.savez(a, images=pixels)
+    np.savez(b, images=pixels[:20])
+    rows = values(evaluate(a, tmp_path / "out", b, b, extractor="pixels", cache=None))
+    assert list(rows) == ["frechet", "nearest", "nearest_ratio"]
     assert rows["nearest"]["samples"] == 30 and rows["nearest"]["reference"] == 20
-    assert "accuracy" not in rows
 
 
 def statistics_file(path, features):
@@ -65,7 +56,7 @@ def statistics_file(path, features):
     return path
 
 
-@pytest.mark.parametrize("resize", ["crop", None, "stretch"])
+@pytest.mark.parametrize("resize", ["crop", None])
 def test_real_images_are_read_as_those_of_the_training(tmp_path, resize):
     wide = np.random.default_rng(0).integers(0, 256, (20, 4, 12, 3), dtype=np.uint8)
     for folder, pixels in (("samples", wide[:, :, 4:8]), ("real", wide)):
@@ -74,15 +65,12 @@ def test_real_images_are_read_as_those_of_the_training(tmp_path, resize):
     rows = "".join(f"{number}.png,0\n" for number in range(20))
     (tmp_path / "samples" / "labels.csv").write_text(f"file,label\n{rows}")
     (tmp_path / "samples" / "settings.json").write_text(json.dumps({"resize": resize, "background": [255, 255, 255]}))
-    call = partial(evaluate, tmp_path / "samples", tmp_path / "out", tmp_path / "real", extractor="pixels", cache=None)
-    if resize in ("crop", None):
-        assert (values(call())["frechet"]["value"] < 1e-3) == (resize == "crop")
-    else:
-        with pytest.raises(ValueError, match="resize"):
-            call()
+    source, real = tmp_path / "samples", tmp_path / "real"
+    report = evaluate(source, tmp_path / "out", real, extractor="pixels", cache=None)
+    assert (values(report)["frechet"]["value"] < 1e-3) == (resize == "crop")
 
 
-def test_statistics_are_a_reference_of_the_frechet_distance(tmp_path, capsys):
+def test_statistics_are_a_reference_of_the_frechet_distance(tmp_path):
     torch.manual_seed(0)
     source = digits_file(tmp_path / "a.npz", 40, 2)
     reference = statistics_file(tmp_path / "b.npz", torch.randn(50, 4))
@@ -90,8 +78,7 @@ def test_statistics_are_a_reference_of_the_frechet_distance(tmp_path, capsys):
     (row,) = report["rows"]
     assert row["figure"] == "frechet" and (row["samples"], row["reference"]) == (40, None)
     assert row["low"] < row["value"] < row["high"]
-    assert "mean and covariance" in report["notes"][0] and len(report["notes"]) == 1
-    assert "?" in capsys.readouterr().out
+    assert "mean and covariance" in report["notes"][0]
 
 
 def test_interval_covers_other_draws_about_as_often_as_it_states():
@@ -108,22 +95,18 @@ def test_interval_covers_other_draws_about_as_often_as_it_states():
     assert all(np.isnan(frechet_interval(real, real[:19])[1:]))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_mistakes_are_named(tmp_path):
+    source = digits_file(tmp_path / "g.npz")
+    statistics = statistics_file(tmp_path / "s.npz", torch.randn(5, 2))
+    for options, message in (
         ({"extractor": "fid"}, "needs its file: give --weights"),
-        ({"train": "g.npz"}, "--train without --reference"),
-        ({"reference": "g.npz"}, "give --train, or another extractor"),
-        ({"reference": "s.npz", "extractor": "pixels"}, "2 features, the extractor gives 64"),
+        ({"train": source}, "--train without --reference"),
+        ({"reference": source}, "give --train, or another extractor"),
+        ({"reference": statistics, "extractor": "pixels"}, "2 features, the extractor gives 64"),
         ({"resolution": 32}, "at most 16 pixels, found 32"),
-    ],
-)
-def test_mistakes_are_named(tmp_path, options, message):
-    digits_file(tmp_path / "g.npz")
-    statistics_file(tmp_path / "s.npz", torch.randn(5, 2))
-    options = {key: tmp_path / value if str(value).endswith("npz") else value for key, value in options.items()}
-    with pytest.raises(ValueError, match=message):
-        evaluate(tmp_path / "g.npz", tmp_path / "out", **options, cache=None)
+    ):
+        with pytest.raises(ValueError, match=message):
+            evaluate(source, tmp_path / "out", **options, cache=None)
     assert not (tmp_path / "out").exists()
 
 
@@ -138,7 +121,7 @@ def test_other_classes_are_refused(tmp_path):
     (folder / "settings.json").write_text('{"classes": ["bird", "cat"]}')
     with pytest.raises(ValueError, match="different classes: bird, cat; cat, dog"):
         evaluate(folder, tmp_path / "out", tmp_path / "real", extractor="pixels", cache=None)
-    with pytest.raises(ValueError, match="different classes: bird, cat; cat, dog"):
+    with pytest.raises(ValueError, match="different classes"):
         build_quality((3, 4, 4), reference=tmp_path / "real", extractor="pixels", classes=["bird", "cat"])
     read_sets(tmp_path / "real", None, Framing(4, 3), 10, None, ["1", "2"])  # as pairs call classes without names
 

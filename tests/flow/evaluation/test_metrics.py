@@ -4,11 +4,6 @@ import torch
 from zoo.flow.evaluation import metrics
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 def whitened(count: int, dims: int) -> torch.Tensor:
     x = torch.randn(count, dims, dtype=torch.float64)
     x = x - x.mean(dim=0)

@@ -28,16 +28,11 @@ def test_a_sampled_folder_keeps_the_order_of_its_labels(tmp_path):
     assert np.array_equal(samples.pixels, pixels) and samples.labels == [1 + index % 3 for index in range(12)]
     (folder / "settings.json").write_text('{"classes": ["a", "b", "c"]}')
     assert samples.classes is None and read_samples(folder).classes == ["a", "b", "c"]
-    for content in ("[1]", "{"):
-        (folder / "settings.json").write_text(content)
-        with pytest.raises(ValueError, match=r"settings\.json: "):
-            read_samples(folder)
-    (folder / "settings.json").unlink()
     (folder / "labels.csv").write_text("file,label,seed\n0.png,0,1\n")
     assert read_samples(folder).labels is None
     for rows, message in (
-        ("file,label,seed\n0.png,1,1\n90.png,1,1\n", r"1 of the 2 images of labels.csv are missing \(90.png\)"),
-        ("file,seed\n0.png,1\n", "expected the columns file and label"),
+        ("file,label,seed\n0.png,1,1\n90.png,1,1\n", r"1 of the 2 images .* missing \(90.png\)"),
+        ("file,seed\n0.png,1\n", "expected the columns"),
         ("file,label,seed\n0.png,1,1\n1.png,0,1\n", "some labels are 0"),
     ):
         (folder / "labels.csv").write_text(rows)
@@ -59,32 +54,6 @@ def test_flat_and_class_folders(tmp_path, caplog):
     write(tmp_path / "set" / "valid" / "a", pixels)
     with pytest.raises(ValueError, match=r"training and held-out images: name one of .*train and .*valid"):
         read_samples(tmp_path / "set")
-
-
-def test_npz_of_images(tmp_path):
-    pixels = pictures(3)
-    np.savez(tmp_path / "bare.npz", images=pixels)
-    assert np.array_equal(read_samples(tmp_path / "bare.npz").pixels, pixels)
-    np.savez(tmp_path / "full.npz", images=pixels, labels=[1, 2, 1])
-    assert read_samples(tmp_path / "full.npz").labels == [1, 2, 1]
-    with pytest.raises(FileNotFoundError, match="nothing: expected a folder"):
-        read_samples(tmp_path / "nothing")
-
-
-@pytest.mark.parametrize(
-    "arrays",
-    [
-        {"images": pictures(3).astype(float)},
-        {"images": np.zeros((0, 2, 2), np.uint8)},
-        {"images": pictures(3), "labels": [0, 1, 2]},
-        {"images": pictures(3), "labels": [1, 2]},
-        {"images": pictures(3), "labels": np.array([1, 2, print], dtype=object)},
-    ],
-)
-def test_other_arrays_are_refused(tmp_path, arrays):
-    np.savez(tmp_path / "wrong.npz", **arrays)
-    with pytest.raises(ValueError, match=r"expected|cannot be read"):
-        read_samples(tmp_path / "wrong.npz")
 
 
 def test_the_digits_are_split_as_in_training():
@@ -110,19 +79,21 @@ def test_statistics_of_the_fields_tools(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("arrays", "message"),
     [
-        ({"sigma": None}, r"expected floats mu \(D,\) and sigma \(D, D\), found mu \(3,\) float64"),
-        ({"sigma": np.eye(4)}, r"found mu \(3,\) float64, sigma \(4, 4\) float64"),
-        ({"mu": np.array([1.0, 2.0, np.nan])}, "not finite"),
-        ({"sigma": np.triu(np.ones((3, 3)))}, "not symmetric"),
-        ({"sigma": -np.eye(3)}, "no mean and covariance"),
-        ({"mu": np.array([1.0, 2.0, print], dtype=object)}, "cannot be read as npz .*Object arrays"),
+        ({"images": pictures(3).astype(float)}, "expected images"),
+        ({"images": pictures(3), "labels": [0, 1, 2]}, "expected labels"),
+        ({"images": pictures(3), "labels": [1, 2]}, "expected labels"),
+        ({"images": pictures(3), "labels": np.array([1, 2, print], dtype=object)}, "Object arrays"),
+        ({"mu": np.zeros(3)}, r"expected floats mu \(D,\) and sigma \(D, D\)"),
+        ({"mu": np.array([1.0, 2.0, np.nan]), "sigma": np.eye(3)}, "not finite"),
+        ({"mu": np.zeros(3), "sigma": np.triu(np.ones((3, 3)))}, "not symmetric"),
+        ({"mu": np.zeros(3), "sigma": -np.eye(3)}, "no mean and covariance"),
+        ({"mu": np.array([1.0, 2.0, print], dtype=object)}, "Object arrays"),
     ],
 )
-def test_other_arrays_are_no_statistics(tmp_path, changes, message):
-    arrays = {"mu": np.zeros(3), "sigma": np.eye(3), **changes}
-    np.savez(tmp_path / "s.npz", **{name: array for name, array in arrays.items() if array is not None})
+def test_other_arrays_are_refused(tmp_path, arrays, message):
+    np.savez(tmp_path / "s.npz", **arrays)
     with pytest.raises(ValueError, match=rf"s\.npz: .*{message}"):
         read_reference(tmp_path / "s.npz", Framing(8, 1))
 
@@ -131,5 +102,3 @@ def test_matching_labels_keep_the_shares():
     assert matching_labels([1, 2, 2, 2], 8) == [1, 1, 2, 2, 2, 2, 2, 2]
     assert matching_labels([3, 1], 3) in ([1, 1, 3], [1, 3, 3])
     assert len(matching_labels([1, 1, 1, 2, 2, 3], 1000)) == 1000
-    with pytest.raises(ValueError, match="found 0 and 1 labels"):
-        matching_labels([1], 0)

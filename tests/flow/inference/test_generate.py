@@ -14,27 +14,28 @@ from zoo.cli.main import main
 from zoo.flow import ConditionalOT, Guidance, Sampler, Solver, ToyNet, UNet, VelocityNet
 from zoo.flow.inference.generate import generate as generate_folder
 from zoo.flow.inference.request_files import read_request_file
-from zoo.flow.inference.requests import GenerationRequest, load_sampler, sample_requests
+from zoo.flow.inference.requests import GenerationRequest, sample_requests
 from zoo.runs.export import write_export
 
 
-def build(net: VelocityNet | None = None, chunk: int = 4, **kwargs: object) -> Sampler:
-    return Sampler(
-        net or Shade(), ConditionalOT(0.0), Solver("dopri5", steps=4, rtol=1e-3, atol=1e-3), chunk=chunk, **kwargs
-    )
+def build(net: VelocityNet | None = None, **kwargs: object) -> Sampler:
+    solver = Solver("dopri5", steps=4, rtol=1e-3, atol=1e-3)
+    return Sampler(net or Shade(), ConditionalOT(0.0), solver, chunk=4, **kwargs)
 
 
-def generate(
-    sampler: Sampler, output: Path, count: int = 500, labels: object = None, seed: int = 63, **options: Any
-) -> Any:
+def generate(sampler: Sampler, output: Path, count: int, labels: object = None, seed: int = 63, **options: Any) -> Any:
     return generate_folder(sampler, output, GenerationRequest(count, seed, labels), **options)
+
+
+def read_labels(output: Path) -> list[dict[str, str]]:
+    with (output / "labels.csv").open() as file:
+        return list(csv.DictReader(file))
 
 
 def test_requests_do_not_depend_on_the_count() -> None:
     labels, seeds = sample_requests(300, 63, 3)
     assert sample_requests(20, 63, 3) == (labels[:20], seeds[:20])
-    assert len(set(seeds)) == 300
-    assert all(labels.count(label) == 100 for label in (1, 2, 3))
+    assert len(set(seeds)) == 300 and all(labels.count(label) == 100 for label in (1, 2, 3))
     assert set(sample_requests(30, 63, 3, [2, 3])[0]) == {2, 3}
     assert sample_requests(2, 63, 0)[0] is None
     assert sample_requests(2, 64, 0)[1] != seeds[:2]
@@ -47,26 +48,21 @@ def test_images_have_the_names_of_the_lineage(tmp_path: Path) -> None:
     model, output = build(), tmp_path / "deep" / "samples"
     result = generate(model, output, count=10, labels=[1, 3], trajectory=True)
     assert (result["done"], result["skipped"], result["missing"]) == (10, 0, 0)
-    assert result["nfe"] > 6
     assert result["written"] == ["samples_trajectory.gif", "samples_grid.png"]
-    names = {path.name for path in output.iterdir()}
-    assert names == {*(f"{index}.png" for index in range(10)), "labels.csv", "settings.json"}
-    with (output / "labels.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["file"] for row in rows] == [f"{index}.png" for index in range(10)]
+    names = [f"{index}.png" for index in range(10)]
+    assert {path.name for path in output.iterdir()} == {*names, "labels.csv", "settings.json"}
+    rows = read_labels(output)
+    assert [row["file"] for row in rows] == names
     # a row, asked for by itself, gives the same image
     (tmp_path / "in.jsonl").write_text(json.dumps({key: int(rows[7][key]) for key in ("label", "seed")}))
     sampled = model(*read_request_file(tmp_path / "in.jsonl", model)[:2])[0, ..., 0]
     found_pixels = np.array(Image.open(output / "7.png"))
     assert abs(sampled.astype(int) - found_pixels).max() <= 1
-    grid = np.array(Image.open(output.with_name("samples_grid.png")))
-    assert np.array_equal(grid[:: grid.shape[0] // 12, :: grid.shape[1] // 16][4:8, 12:16], found_pixels)
 
 
 def test_ranks_share_the_work_and_the_last_one_finishes(tmp_path: Path) -> None:
-    complete = tmp_path / "whole"
+    complete, shared = tmp_path / "whole", tmp_path / "shared"
     generate(build(), complete, count=10)
-    shared = tmp_path / "shared"
     result = [generate(build(), shared, count=10, rank=rank, world_size=2) for rank in (1, 0)]
     assert [(each["done"], each["missing"]) for each in result] == [(4, 6), (6, 0)]
     assert (result[0]["written"], result[1]["written"]) == ([], ["shared_grid.png"])
@@ -96,7 +92,6 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
     other.net.gain.data += 1
     for model, settings, message in (
         (build(), {"seed": 1}, "seed 63 .now 1."),
-        (build(), {"count": 3}, "count 2"),
         (build().using(Solver(), None), {}, "solver.method 'dopri5'"),
         (build(guidance=Guidance(2.0)), {}, ".*guidance.scale None .now 2.0."),
         (other, {}, "weights '[0-9a-f]+.... .now"),
@@ -112,22 +107,10 @@ def test_points_are_joined_and_plotted(tmp_path: Path) -> None:
     joined = np.load(output / "samples.npy")
     torch.testing.assert_close(torch.from_numpy(joined), model.sample(*sample_requests(6, 63, 0)), atol=1e-2, rtol=0)
     assert np.array_equal(np.load(output / "5.npy"), joined[5])
-    assert len((output / "labels.csv").read_text().splitlines()) == 7
-    vectors = build(ToyNet(dim=5)).eval()  # neither images nor points of the plane
-    with pytest.raises(ValueError, match="switch off grid"):
-        generate(vectors, tmp_path / "vectors", count=2)
-    generate(vectors, tmp_path / "vectors", count=2, grid=False)
-    assert np.load(tmp_path / "vectors" / "samples.npy").shape == (2, 5)
+    with pytest.raises(ValueError, match="switch off grid"):  # neither images nor points of the plane
+        generate(build(ToyNet(dim=5)).eval(), tmp_path / "vectors", count=2)
 
 
-TINY_UNET = {
-    "image_resolution": 8,
-    "in_channels": 1,
-    "channels": 8,
-    "channel_mult": [1],
-    "attention_levels": [],
-    "res_blocks": 1,
-}
 NAMES = ["cat", "dog", "wild"]
 
 
@@ -136,31 +119,26 @@ def test_class_names_are_labels_and_stand_in_results(tmp_path: Path) -> None:
     generate(model, output, count=5, labels=["wild", 1])
     numbered = build()
     generate(numbered, tmp_path / "numbers", count=5, labels=[3, 1])
-    with (output / "labels.csv").open() as file:
-        assert [(row["label"], row["class"]) for row in csv.DictReader(file)][:2] == [("3", "wild"), ("1", "cat")]
-    settings = json.loads((output / "settings.json").read_text())
-    assert (settings["labels"], settings["classes"]) == ([3, 1], NAMES)
+    assert [(row["label"], row["class"]) for row in read_labels(output)][:2] == [("3", "wild"), ("1", "cat")]
+    assert json.loads((output / "settings.json").read_text())["classes"] == NAMES
     assert (output / "4.png").read_bytes() == (tmp_path / "numbers" / "4.png").read_bytes()
-    named, plain = (Image.open(tmp_path / f"{name}_grid.png").size for name in ("samples", "numbers"))
-    assert named[0] == plain[0] and named[1] > plain[1]  # a line of text below each row
     generate(numbered, output, count=5, labels=[3, 1])  # the same samples, whatever they are called
-    with pytest.raises(ValueError, match="label 'lion': expected one of the classes cat, dog, wild"):
-        generate(model, tmp_path / "other", labels=["lion"])
-    with pytest.raises(ValueError, match="label 'cat': expected a number"):
-        generate(numbered, tmp_path / "other", labels=["cat"])
-    with pytest.raises(ValueError, match="2 names, the net has 3 classes"):
-        build(classes=NAMES[:2])
+    for call, message in (
+        (lambda: generate(model, tmp_path / "other", 5, ["lion"]), "one of the classes cat, dog, wild"),
+        (lambda: generate(numbered, tmp_path / "other", 5, ["cat"]), "label 'cat': expected a number"),
+        (lambda: build(classes=NAMES[:2]), "2 names, the net has 3 classes"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
     request = tmp_path / "request.jsonl"
     request.write_text('{"label": "dog", "seed": 3, "count": 2}\n{"label": 1, "seed": 1}\n')
     facts = model.process_file(request, tmp_path / "found.png")
     assert facts["classes"] == {"dog": 2, "cat": 1}
-    with pytest.raises(ValueError, match=r"request.jsonl, line 1: label 'dog': expected a number"):
-        numbered.process_file(request, tmp_path / "other.png")
 
 
 def test_labels_of_a_command_stay_class_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = [f"{number:03d}" for number in range(1, 11)]
-    net = {**TINY_UNET, "num_classes": 10}
+    net = {"image_resolution": 8, "in_channels": 1, "channels": 8, "num_classes": 10}
     specs = {
         "inference": "zoo.flow.Sampler",
         "components": {
@@ -170,10 +148,8 @@ def test_labels_of_a_command_stay_class_names(tmp_path: Path, capsys: pytest.Cap
         "options": {"classes": names},
     }
     write_export(tmp_path / "export", specs, {"net": UNet(**net)}, "test")
-    assert load_sampler(tmp_path / "export").classes == names
     options = ["--solver.steps=1", "--grid=false", "--count=2"]
     assert main(["sample", str(tmp_path / "export"), str(tmp_path / "out"), "--labels", "[010, 2]", *options]) == 0
-    with (tmp_path / "out" / "labels.csv").open() as file:
-        assert [(row["label"], row["class"]) for row in csv.DictReader(file)] == [("10", "010"), ("2", "002")]
+    assert [(row["label"], row["class"]) for row in read_labels(tmp_path / "out")] == [("10", "010"), ("2", "002")]
     assert main(["sample", str(tmp_path / "export"), str(tmp_path / "no"), "--labels", "[lion]", *options]) == 1
     assert "'lion'" in capsys.readouterr().err

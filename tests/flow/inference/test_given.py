@@ -11,17 +11,7 @@ import torch
 from PIL import Image
 
 from tests.flow.conditions import digits, net, prepared, quiet_task, text
-from zoo.flow import (
-    FlowTask,
-    Guidance,
-    Inpainting,
-    NestedGuidance,
-    OptimalTransport,
-    Sampler,
-    Solver,
-    SuperResolution,
-    UniformTimes,
-)
+from zoo.flow import FlowTask, Guidance, Inpainting, NestedGuidance, OptimalTransport, Sampler, Solver, SuperResolution
 from zoo.flow.inference.generate import generate
 from zoo.flow.inference.pairs import make_pairs
 from zoo.flow.inference.request_files import read_conditions
@@ -40,13 +30,9 @@ def model() -> Sampler:
     return Sampler(net(condition_channels=2), ConditionalOT(0.0), Solver("euler", 3), guidance, **parts).eval()
 
 
-def conditions(model: Sampler, prompts: list[str]) -> GenerationConditions:
-    seeds = list(range(len(prompts)))
-    return GenerationConditions(prompts, model.image_condition.from_training(torch.zeros(len(prompts), 1, 8, 8), seeds))
-
-
 def test_scales_of_one_are_the_conditional_field(model: Sampler) -> None:
-    messages = conditions(model, ["a cat", "a dog", "a cat"])
+    images = model.image_condition.from_training(torch.zeros(3, 1, 8, 8), [0, 1, 2])
+    messages = GenerationConditions(["a cat", "a dog", "a cat"], images)
     x = model.noise([1, 2, 3])
     complete = model.using(model.solver, None).field(None, messages)(0.3, x)
     for guidance in (NestedGuidance({"image": 1.0, "text": 1.0}), Guidance(1.0)):
@@ -62,18 +48,13 @@ def test_what_is_missing_or_too_much_is_named(model: Sampler) -> None:
     for call, message in (
         (lambda: model.sample(None, [1]), "prompts are needed"),
         (lambda: model.sample(None, [1], GenerationConditions(["x"])), "images are needed"),
-        (lambda: model.sample(None, [1, 2], conditions(model, ["x"])), "1 prompts and 2 seeds"),
         (lambda: plain.sample(None, [1], GenerationConditions(["x"], torch.zeros(1, 2, 8, 8))), "takes no images"),
         (lambda: plain(prompts=["x"], masks=IMAGES[:1, ..., 0] > 3), "takes no masks"),
-        (lambda: model(prompts=["x"], images=IMAGES[:1, :4]), "expected images"),
         (lambda: model(prompts=["x"], images=IMAGES[:1] / 255), "uint8, found .* float64"),
         (lambda: model(prompts=["x", ""], images=IMAGES, masks=IMAGES[:1, ..., 0] > 3), r"expected masks \(2, 8, 8\)"),
         (lambda: Sampler(net(), ConditionalOT(0.0), guidance=NestedGuidance({"label": 2.0}), text=text()), "by label"),
         (lambda: read_conditions(model, [0], ["x"], [Path("nowhere.png")], []), "no image nowhere.png"),
-        (
-            lambda: task(guidance=NestedGuidance({"text": 2.0, "label": 2.0})),
-            "by text, label for a net that takes text, image",
-        ),
+        (lambda: task(guidance=NestedGuidance({"text": 2.0, "label": 2.0})), "a net that takes text, image"),
         (lambda: make_pairs(model, Path("pairs"), GenerationRequest(2)), "without texts or images"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
@@ -117,8 +98,7 @@ def test_folders_of_samples(model: Sampler, tmp_path: Path) -> None:
     for name in ("b.png", "a.png"):
         Image.fromarray(IMAGES[0, ..., 0]).save(tmp_path / name)
     request, options = GenerationRequest(3, 1, None, ["a cat", ""], tmp_path), {"grid": False}
-    result = generate(model, tmp_path / "out", request, trajectory=True, **options)
-    assert result["done"] == 3 and result["written"] == ["out_trajectory.gif"]
+    assert generate(model, tmp_path / "out", request, **options)["done"] == 3
     with (tmp_path / "out/labels.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["prompt"], row["image"]) for row in rows] == [("a cat", "a.png"), ("", "b.png"), ("a cat", "a.png")]
@@ -137,20 +117,14 @@ def test_the_page_requests_for_them(model: Sampler, tmp_path: Path) -> None:
     requests = [({**values, **change}, tmp_path / str(number)) for number, change in enumerate(changes)]
     for _, folder in requests:
         folder.mkdir()
-    *answers, missing = model.answer_batch(requests[:3], lambda share, text: None) + model.answer_batch(
-        requests[2:], lambda share, text: None
-    )
+    parts = [model.answer_batch(part, lambda share, text: None) for part in (requests[:3], requests[2:])]
+    *answers, missing = parts[0] + parts[1]
     assert isinstance(missing, FileNotFoundError)
     for outputs, (form, folder) in zip(answers, [*requests[:3], requests[2]], strict=True):
         pixels = np.array(Image.open(folder / "samples.png"), int)
         assert [output.kind for output in outputs] == ["image", "table"]
         assert model.answer(form, tmp_path, lambda share, text: None) == outputs
         assert abs(pixels - np.array(Image.open(tmp_path / "samples.png"), int)).max() <= 1
-    sizes = Sampler(net(condition_channels=1), ConditionalOT(0.0), text=text(), image_condition=SuperResolution(4))
-    assert {"guidance", "prompt", "image"} <= {field.name for field in sizes.fields()}
-    nested = Sampler(net(num_classes=2), ConditionalOT(0.0), guidance=NestedGuidance({"label": 2.0}), text=text())
-    names = {field.name for field in nested.fields()}
-    assert "guidance_label" in names and "guidance" not in names
 
 
 def task(**arguments: object) -> FlowTask:
@@ -167,9 +141,9 @@ def test_training_drops_each_kind_and_evaluation_none(tmp_path: Path) -> None:
     exclude_images = task(condition_drop={"text": 1.0, "image": 1.0}).training_step(batch, 0)
     assert torch.equal(exclude_images, task(condition_drop={"all": 1.0}).training_step(batch, 0))
     assert not torch.equal(exclude_images, plain)
-    messages = {**batch["conditions"], **{name: value.expand_as(batch["conditions"][name]) for name, value in
-            made.text.null().items() if name in batch["conditions"]}}  # fmt: skip
-    messages["image"] = torch.zeros_like(messages["image"])
+    given, null = batch["conditions"], made.text.null()
+    messages = {name: null[name].expand_as(value) for name, value in given.items() if name in null}
+    messages["image"] = torch.zeros_like(given["image"])
     torch.testing.assert_close(made.training_step({**batch, "conditions": messages}, 0), exclude_images)
     remaining = task(condition_drop={"text": 0.3, "image": 0.5, "all": 0.2}).prepare_training_batch(batch)["keep"]
     shares = {kind: float((value == 0).float().mean()) for kind, value in remaining.items()}
@@ -195,5 +169,4 @@ def test_parts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="noise of its kind"):
         coupled.setup("fit")
     with pytest.raises(ValueError, match="the net takes none"):
-        FlowTask(net(), ConditionalOT(0.0), UniformTimes(), torch.optim.Adam, label_drop=0.0, text=text(),
-                 image_condition=Inpainting())  # fmt: skip
+        quiet_task(net(), label_drop=0.0, text=text(), image_condition=Inpainting())

@@ -13,9 +13,7 @@ from zoo.flow.process.sampling import interpolate, invert, noise, straightness
 class Level(VelocityNet):
     """The exact field of a point mass: images of one grey level per class, 0.25 times its label."""
 
-    def __init__(self, channels: int = 1) -> None:
-        super().__init__()
-        self.sample_shape, self.num_classes = (channels, 2, 3), 4
+    sample_shape, num_classes = (1, 2, 3), 4
 
     def forward(self, x: Tensor, t: float, label: Tensor | None = None) -> Tensor:
         level = 0.25 * (label if label is not None else torch.zeros(len(x)))
@@ -58,7 +56,6 @@ def test_solutions_show_their_evaluations() -> None:
     assert [(len(each.x), each.nfe, len(each.trajectory)) for each in result] == [(2, 5, 6), (1, 5, 0)]
     other = model.using(Solver("midpoint", 2), None)
     assert [each.nfe for each in other.solutions([1, 2, 3], [1, 2, 3])] == [4, 4]
-    assert (model.guidance is not None, len(model.solver.grid)) == (True, 6)
 
 
 def test_field_serves_what_stands_around_sampling() -> None:
@@ -70,18 +67,14 @@ def test_field_serves_what_stands_around_sampling() -> None:
     torch.testing.assert_close(line[::2], x1, atol=1e-4, rtol=0)
     images = build()
     assert straightness(images.field([2]), images.noise([1, 2, 3]), Solver("euler", 3)).shape == (3,)
-    with pytest.raises(ValueError, match="between 1 and 4"):
-        images.field([5])
 
 
 def test_file_becomes_a_picture(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"label": 4, "seed": 1}\n\n{"label": 0, "seed": 2}\n{"label": 4, "seed": 3}\n')
-    for channels in (1, 3):
-        model = build(Level(channels))
-        assert model.process_file(tmp_path / "in.jsonl", tmp_path / "out.png") == {"images": 3, "nfe": 5}
-        pixels = np.array(Image.open(tmp_path / "out.png").convert("L"))
-        assert pixels.shape == (160, 240)  # 2 x 2 images of 2 x 3 pixels, enlarged
-        assert pixels[::80, ::120].tolist() == [[255, 128], [255, 0]]
+    assert build().process_file(tmp_path / "in.jsonl", tmp_path / "out.png") == {"images": 3, "nfe": 5}
+    pixels = np.array(Image.open(tmp_path / "out.png"))
+    assert pixels.shape == (160, 240)  # 2 x 2 images of 2 x 3 pixels, enlarged
+    assert pixels[::80, ::120].tolist() == [[255, 128], [255, 0]]
     assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.png"}
 
 
@@ -93,30 +86,26 @@ def test_example_is_read(tmp_path: Path) -> None:
     assert np.array_equal(points(None, [0, 1]), np.load(tmp_path / "out.npy")[:2])
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_bad_requests_are_named(tmp_path: Path) -> None:
+    for text, message in (
         ("", "asks for nothing"),
         ("no json", "line 1: no JSON"),
-        ('{"label": 1, "seed": true}', "expected whole numbers"),
         ('{"label": 1, "seed": 1, "cuont": 5}', "line 1: expected whole numbers"),
         ('{"label": 9, "seed": 1}', "between 0 and 4, found 9"),
         (f'{{"label": 1, "seed": {2**64}}}', f"line 1: seed .* found {2**64}"),
-    ],
-)
-def test_bad_requests_are_named(text: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "in.jsonl").write_text(text)
-    with pytest.raises(ValueError, match=message):
-        build(classes=list("abcd")).process_file(tmp_path / "in.jsonl", tmp_path / "out.png")
+    ):
+        (tmp_path / "in.jsonl").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            build(classes=list("abcd")).process_file(tmp_path / "in.jsonl", tmp_path / "out.png")
     assert not (tmp_path / "out.png").exists()
 
 
 def test_wrong_calls_are_named() -> None:
-    with pytest.raises(ValueError, match="labels are needed"):
-        build().sample(None, [1])
-    with pytest.raises(ValueError, match="2 labels and 1 seeds"):
-        build().sample([1, 2], [1])
-    with pytest.raises(ValueError, match="seed 6 is not finite"):
-        build(Level().requires_grad_(False), chunk=2).using(Solver(times=[0, 1]), Guidance(float("nan"))).sample(
-            [1, 1, 1], [6, 7, 8]
-        )
+    diverging = build(guidance=Guidance(float("nan")), chunk=2)
+    for call, message in (
+        (lambda: build().sample(None, [1]), "labels are needed"),
+        (lambda: build().sample([1, 2], [1]), "2 labels and 1 seeds"),
+        (lambda: diverging.sample([1, 1, 1], [6, 7, 8]), "seed 6 is not finite"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

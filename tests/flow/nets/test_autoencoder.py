@@ -22,10 +22,8 @@ def expected() -> dict[str, torch.Tensor]:
 def test_equals_diffusers(expected):
     net = FrozenAutoencoder(str(GOLDEN)).net
     with torch.no_grad():
-        moments = net.encode(expected["images"])
-        torch.testing.assert_close(
-            moments, torch.cat([expected["mean"], expected["log_variance"]], 1), atol=1e-5, rtol=0
-        )
+        moments = torch.cat([expected["mean"], expected["log_variance"]], 1)
+        torch.testing.assert_close(net.encode(expected["images"]), moments, atol=1e-5, rtol=0)
         torch.testing.assert_close(net.decode(expected["z"]), expected["decoded"], atol=1e-5, rtol=0)
 
 
@@ -45,7 +43,7 @@ def test_other_layouts_of_the_same_weights(tmp_path: Path, expected):
     save_file({key: value.contiguous() for key, value in old.items()}, weights)
     assert FrozenAutoencoder(str(tmp_path)).fingerprint() == FrozenAutoencoder(str(GOLDEN)).fingerprint()
     weights.unlink()
-    with pytest.raises(FileNotFoundError, match=r"no weights diffusion_pytorch_model.safetensors beside config.json"):
+    with pytest.raises(FileNotFoundError, match="no weights"):
         FrozenAutoencoder(str(tmp_path))
 
 
@@ -60,10 +58,8 @@ def test_scale_of_the_config_and_of_the_data(tmp_path: Path):
     separate = LatentSpace(FrozenAutoencoder(config=CONFIG))
     assert not separate.is_fitted
     separate.fit(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 4.0]))
-    assert (
-        separate.normalise(torch.tensor([1.5, 6.0])[None, :, None, None]).flatten().tolist() == [1, 1]
-        and separate.is_fitted
-    )
+    z = torch.tensor([1.5, 6.0])[None, :, None, None]
+    assert separate.normalise(z).flatten().tolist() == [1, 1] and separate.is_fitted
     per_channel = {**CONFIG, "latents_mean": [1.0, 2.0], "latents_std": [0.5, 4.0], "scaling_factor": 2.0}
     assert LatentSpace(FrozenAutoencoder(config=per_channel)).scale.tolist() == [4, 0.5]
     with pytest.raises(ValueError, match="constant"):
@@ -73,17 +69,9 @@ def test_scale_of_the_config_and_of_the_data(tmp_path: Path):
     assert again.fingerprint() == separate.autoencoder.fingerprint() and not LatentSpace(again).is_fitted
 
 
-def test_shapes_of_latents():
-    frozen = FrozenAutoencoder(config=CONFIG)
-    assert frozen.latent_shape((3, 8, 12)) == (2, 4, 6)
-    for shape in ((1, 8, 8), (3, 7, 8)):
-        with pytest.raises(ValueError, match="takes images of 3 channels whose sides are multiples of 2"):
-            frozen.latent_shape(shape)
-
-
-def test_missing_and_foreign_weights(tmp_path: Path):
+def test_foreign_weights_are_refused(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     state = AutoencoderKL(**CONFIG).state_dict()
     save_file({**state, "more": torch.zeros(1)}, tmp_path / "diffusion_pytorch_model.safetensors")
-    with pytest.raises(ValueError, match="has unknown 1 of the config's tensors, among them more"):
+    with pytest.raises(ValueError, match="has unknown 1"):
         FrozenAutoencoder(str(tmp_path))

@@ -126,7 +126,6 @@ def test_sizes_and_labels(positions, batch):
     mixed = net(x, t, torch.tensor([1, -1, 0]))
     torch.testing.assert_close(mixed[1], net(x, t)[1])
     assert (mixed[2] - net(x, t)[2]).abs().max() > 1e-3
-    assert (net(x, t, label) - net(x, 1 - t, label)).abs().max() > 1e-3
     assert net.bfloat16()(x.bfloat16(), t, label).dtype == torch.bfloat16
 
 

@@ -36,6 +36,3 @@ def test_the_vector_is_the_mean_of_tokens_where_the_encoder_has_none() -> None:
     result = text().encode(["ab"])
     mean = result["tokens"][0, result["mask"][0]].mean(dim=0)
     torch.testing.assert_close(result["pooled"][0], mean, atol=1e-3, rtol=1e-3)
-
-    with pytest.raises(ValueError, match="no prompt"):
-        text().encode([])

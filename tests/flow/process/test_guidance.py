@@ -90,8 +90,7 @@ def test_conditions_are_dropped_by_row():
     assert result["pooled"].flatten().tolist() == [1, 0] and result["image"].flatten().tolist() == [0, 4]
 
 
-def test_errors():
-    with pytest.raises(ValueError, match="needs labels and a net with classes"):
-        velocity_field(Table(), Cosine(), None, Guidance())
-    with pytest.raises(ValueError, match="needs labels and a net with classes"):
-        velocity_field(Table(0), Cosine(), LABEL, Guidance())
+def test_guidance_without_classes_is_refused():
+    for net, label in ((Table(), None), (Table(0), LABEL)):
+        with pytest.raises(ValueError, match="needs labels and a net with classes"):
+            velocity_field(net, Cosine(), label, Guidance())

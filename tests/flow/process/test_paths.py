@@ -3,11 +3,7 @@ import torch
 
 from zoo.flow.process import paths
 
-ALL = [
-    paths.ConditionalOT(0.001),
-    paths.ConditionalOT(0.0),
-    paths.Cosine(),
-]
+ALL = [paths.ConditionalOT(0.001), paths.ConditionalOT(0.0), paths.Cosine()]
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda p: type(p).__name__)

@@ -13,8 +13,6 @@ def test_a_seed_gives_the_same_sample_in_any_batch():
     assert not torch.equal(together[0], together[1])
     x = noise(range(4000), (3,))
     assert x.mean().abs() < 0.05 and x.std().item() == pytest.approx(1, abs=0.05)
-    with pytest.raises(ValueError, match="at least one seed"):
-        noise([], (2,))
 
 
 def test_slerp_by_hand():
@@ -26,8 +24,6 @@ def test_slerp_by_hand():
     images = torch.randn(2, 3, 32, 32)
     middle = slerp(images[0], images[1], torch.tensor([0.5]))
     assert middle.shape == (1, 3, 32, 32) and middle.std().item() == pytest.approx(1, abs=0.05)
-    with pytest.raises(ValueError, match="noises of one shape"):
-        slerp(first, torch.zeros(3), torch.zeros(1))
 
 
 @pytest.mark.parametrize("method", ["euler", "heun2", "dopri5"])

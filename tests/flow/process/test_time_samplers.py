@@ -6,12 +6,7 @@ import torch
 from zoo.common.tensors import sample_uniforms
 from zoo.flow.process import time_samplers as ts
 
-ALL = [
-    ts.GridTimes(),
-    ts.UniformTimes(),
-    ts.LogitNormalTimes(),
-    ts.ShiftedTimes(ts.LogitNormalTimes(), 3.0),
-]
+ALL = [ts.GridTimes(), ts.UniformTimes(), ts.LogitNormalTimes(), ts.ShiftedTimes(ts.LogitNormalTimes(), 3.0)]
 
 
 def draw(sampler: ts.TimeSampler, count: int = 20000) -> torch.Tensor:

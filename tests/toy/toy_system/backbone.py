@@ -60,14 +60,13 @@ class Scaled(nn.Module):
 
 
 class Louder(Amplifier):
-    def __init__(self, net: Scaled, offset: float = 0.0, repeats: int = 1) -> None:
+    def __init__(self, net: Scaled, offset: float = 0.0) -> None:
         super().__init__(net)
         self.offset = offset
-        self.repeats = repeats
 
     def __call__(self, audio: np.ndarray, sample_rate: int) -> np.ndarray:
         gain = float((self.net.gain * self.net.backbone.weight.sum()).detach())
-        return (gain * self.repeats * audio + self.offset).astype(np.float32)
+        return (gain * audio + self.offset).astype(np.float32)
 
 
 class FrozenTask(SingleOptimizerTask):
