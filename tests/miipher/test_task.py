@@ -11,10 +11,8 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.utils.data import DataLoader
 
 from tests.miipher.parts import backbone, cleaner
-from zoo.audio import EmbeddedCorpus
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.corpora.corpus import CorpusOptions
-from zoo.hifigan.data import FeatureOptions, ValidationSplit, VocoderData
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator
 from zoo.hifigan.nets.generator import Generator
 from zoo.hifigan.nets.magnitude_vocoders import MagnitudeVocos
@@ -36,12 +34,9 @@ def batch(items: int = 4, samples: int = 3200, seed: int = 0) -> dict[str, torch
     return {"clean": clean, "input": noisy, "lengths": lengths}
 
 
-def generator(**arguments) -> Generator:
-    settings = dict(
-        in_channels=32, initial_channels=16, upsample_rates=[7, 7, 3, 3], upsample_kernel_sizes=[15, 15, 7, 7],
-        resblock="2", resblock_kernel_sizes=[3], resblock_dilation_sizes=[[1, 2]],
-    )  # fmt: skip
-    return Generator(**{**settings, **arguments})
+def generator(last_rate: int = 3) -> Generator:
+    rates = [7, 7, 3, last_rate]
+    return Generator(32, 16, rates, [2 * rate + rate % 2 for rate in rates], "2", [3], [[1, 2]])
 
 
 def vocoder_task(encoder, **arguments) -> VocoderTask:
@@ -133,13 +128,11 @@ def test_segments_are_cut_from_their_context():
 
 
 def test_wrong_arguments_are_refused():
-    stages = {"upsample_rates": [7, 7, 3, 2], "upsample_kernel_sizes": [15, 15, 7, 4]}
     for match, make in (
         ("mae, mse, sc", lambda: AdapterTask(cleaner(), SGD, {"mae": 1.0})),
-        ("takes 16 channels", lambda: vocoder_task(backbone(), generator=generator(in_channels=16))),
-        ("22050 Hz need 441", lambda: vocoder_task(backbone(), generator=generator(**stages))),
-        ("least_squares is of MagnitudeVocos", lambda: vocoder_task(backbone(), least_squares=1)),
-        ("divides 320", lambda: BackboneTask(backbone(), LogMel(16000, 512, 128, 512, 20, 0.0, 8000.0), SGD)),
+        ("22050 Hz need 441", lambda: vocoder_task(backbone(), generator=generator(last_rate=2))),
+        ("least_squares", lambda: vocoder_task(backbone(), least_squares=1)),
+        ("a hop that divides", lambda: BackboneTask(backbone(), LogMel(16000, 512, 128, 512, 20, 0.0, 8000.0), SGD)),
     ):
         with pytest.raises(ValueError, match=match):
             make()
@@ -180,21 +173,8 @@ def test_the_shortcut_is_solved_for_before_the_first_batch(tmp_path):
     torch.testing.assert_close(task.generator.mean, expected.mean, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(task.generator.shortcut.weight, expected.shortcut.weight, atol=1e-4, rtol=1e-3)
     assert expected.shortcut.weight.abs().max() > 0.01
-    other = VocoderTask(backbone("mel_hubert"), start(), **arguments)
-    trainer(tmp_path, **runs).fit(other, data)
-    assert other.generator.shortcut.weight.abs().max() == 0
-    speech = EmbeddedCorpus(3, 24000)
-    for name, samples in zip(speech.names, speech.lengths, strict=True):
-        np.save(tmp_path / f"{name}.npy", np.random.default_rng(0).normal(size=(32, samples // 480)).astype(np.float32))
-    cached = VocoderData(
-        None, 24000, 8 * 480, features=FeatureOptions(str(tmp_path), 480), corpus=CorpusOptions(embedded_utterances=3),
-        split=ValidationSplit(items=1, seconds=0.5), batch_size=2,
-    )  # fmt: skip
-    other = VocoderTask(backbone("mel_hubert"), start(), least_squares=1, **arguments)
-    trainer(tmp_path, **runs).fit(other, cached)
-    assert other.generator.shortcut.weight.abs().max() > 0
     sharding = SingleDeviceStrategy("cpu")
     sharding.shards_weights = True
     task = VocoderTask(backbone("mel_hubert"), start(), least_squares=2, **arguments)
-    with pytest.raises(ValueError, match="least_squares is 2 and SingleDeviceStrategy shards the weights"):
+    with pytest.raises(ValueError, match="shards the weights"):
         trainer(tmp_path, strategy=sharding, **runs).fit(task, data)
