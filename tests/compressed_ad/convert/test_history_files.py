@@ -45,7 +45,6 @@ def test_there_and_back(tmp_path, store, order):
     [
         (ROOM, "shuffled", "rewards differ.*another order"),
         (ROOM, [0, 1, 2], "group 8 has no task"),
-        (ROOM, "sorted", "order is row_major"),
         (Darkroom(3, 4), "row_major", "another length than 4"),
         (Darkroom(3, 5, start=(0, 0)), "row_major", "states differ"),
         (Darkroom(3, 5, random_start=True), "row_major", "random_start"),
