@@ -9,11 +9,10 @@ import torch
 from tests.compressed_ad.parts import policy
 from tests.harness import REPOSITORY, forked_ranks, good
 from tests.training.callbacks.parts import make_trainer
-from zoo.compressed_ad import DistillationTask, Forget, HistoryData, PointMass
+from zoo.compressed_ad import DistillationTask, Forget, HistoryData
 from zoo.compressed_ad.data.datamodule import EvaluationOptions
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.envs.grids import DarkKeyToDoor
-from zoo.compressed_ad.rendering import learning_curve
 from zoo.training.callbacks.samples import Samples
 
 RECIPE = REPOSITORY / "configs" / "compressed_ad" / "smoke.yaml"
@@ -41,18 +40,6 @@ def test_one_item_or_none_is_shown(tmp_path: Path, evaluation: dict[str, int], d
     trainer.fit(task, HistoryData(env, demonstrator=EpsilonCurriculum(env, 5), **options))
     folders = [tmp_path / "media" / f"step_{step:08d}" for step in (1, 2)]
     assert [sorted(path.name for path in folder.iterdir()) for folder in folders] == displayed
-
-
-def test_a_learning_curve_asks_once_for_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    env, counts = PointMass(8, 6), []
-
-    def random_returns(tasks: torch.Tensor) -> torch.Tensor:
-        counts.append(len(tasks))
-        return tasks[:, 0].double()
-
-    monkeypatch.setattr(env, "random_returns", random_returns)
-    figure = learning_curve(env, env.tasks()[[3, 3, 1, 3]], torch.rand(4, 5))
-    assert counts == [2] and figure.axes[0].lines[-1].get_ydata()[0] == 2.5
 
 
 def test_two_ranks_show_what_both_played(tmp_path: Path) -> None:

@@ -37,10 +37,9 @@ PARTS = {
 }
 
 
-def make_run(folder: Path, broken: bool = False) -> Path:
+def make_run(folder: Path, bias: float = 0.0) -> Path:
     net = policy(3)
-    if broken:
-        net.head.bias.data[0] = torch.nan
+    net.head.bias.data[0] = bias
     write_export(folder, {"inference": "zoo.compressed_ad.Agent", "components": PARTS}, {"policy": net}, "test")
     return folder
 
@@ -70,13 +69,8 @@ def test_the_files_hold_what_the_agent_does(run: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(result, returns.mean(1))
     assert facts == json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert facts["summary"]["mean"]["mean"] == pytest.approx(returns.mean())
-    assert facts["summary"]["oracle"] == facts["baselines"]["oracle"]
-    assert len(facts["baselines"]["explorer"]) == 4
     assert facts["compressions_per_episode"] == 2 / 4  # after 11 and after 19 of 24 steps
-    assert facts["policy"]["window"] == 12 and facts["policy"]["num_latents"] == 3
-    lines = (tmp_path / "out" / "evaluation.csv").read_text().splitlines()
-    assert len(lines) == 4 and lines[1].startswith(" ".join(map(str, tasks[0].tolist())) + ",")
-    assert (tmp_path / "out" / "evaluation.png").read_bytes().startswith(b"\x89PNG")
+    assert len((tmp_path / "out" / "evaluation.csv").read_text().splitlines()) == 4
     probed = np.load(tmp_path / "out" / "gap.npy")
     pairs = module.pairs(ENV, tasks, range(3))
     with ContextPlayer(agent.policy, ENV, *pairs) as player:
@@ -85,7 +79,7 @@ def test_the_files_hold_what_the_agent_does(run: Path, tmp_path: Path) -> None:
     assert facts["gap"]["steps"] == 12 and facts["gap"]["pairs"] == 9
 
 
-def test_two_processes_a_kill_and_other_seeds_change_nothing(run: Path, tmp_path: Path) -> None:
+def test_two_processes_and_a_kill_change_nothing(run: Path, tmp_path: Path) -> None:
     play(run, tmp_path / "one")
     one = contents(tmp_path / "one")
     assert play(run, tmp_path / "two", rank=1, world_size=2) == {"missing": 2}
@@ -100,10 +94,6 @@ def test_two_processes_a_kill_and_other_seeds_change_nothing(run: Path, tmp_path
     (tmp_path / "killed" / "evaluation.json").unlink()
     play(run, tmp_path / "killed")
     assert contents(tmp_path / "killed") == one
-    play(run, tmp_path / "few", seeds=2, gap=False)
-    np.testing.assert_array_equal(
-        np.load(tmp_path / "few" / "returns.npy"), np.load(tmp_path / "one" / "returns.npy")[:, :2]
-    )
 
 
 def test_the_split_is_the_runs(run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -135,9 +125,6 @@ def test_the_split_is_the_runs(run: Path, tmp_path: Path, caplog: pytest.LogCapt
     assert torch.equal(stored, select_tasks(ENV, "test", 7, 0.6)) and "store" in source
     HistoryWriter(tmp_path / "few", few := Darkroom(2, 3), range(4), 1, 3, 4, {}, train_share=0.5)
     assert len(split_tasks(configure(root=str(tmp_path / "few")), few, "test")[0]) == 2  # none with the usual share
-    for path in (folder, configure()):
-        with pytest.raises(ValueError, match="split is one of"):
-            split_tasks(path, ENV, "validation")
 
 
 def test_what_cannot_be_is_refused(run: Path, tmp_path: Path) -> None:
@@ -148,4 +135,4 @@ def test_what_cannot_be_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="other settings: seeds 1"):
         play(run, tmp_path / "out", episodes=1, seeds=2, gap=False)
     with pytest.raises(ValueError, match="weights are not finite"):
-        load_agent(make_run(tmp_path / "broken", broken=True))
+        load_agent(make_run(tmp_path / "broken", bias=float("nan")))
