@@ -52,9 +52,9 @@ def test_the_environment_of_a_recipe(tmp_path):
     with pytest.raises(ValueError, match="both env and recipe"):
         collect_histories(tmp_path / "both", env=ENV, recipe=recipe, **few)
     recipe.write_text("data: [1]")
-    with pytest.raises(ValueError, match=r"recipe.yaml: no data.init_args.env"):
-        collect_histories(tmp_path / "none", recipe=recipe, **few)
-    assert not (tmp_path / "none").exists() and not (tmp_path / "both").exists()
+    with pytest.raises(ValueError, match=r"no data.init_args.env"):
+        recipe_env(recipe)
+    assert not (tmp_path / "both").exists()
 
 
 def test_ids_of_gymnasium_need_a_task_that_is_held_out(tmp_path, capsys):

@@ -26,10 +26,7 @@ def write(folder: Path, tasks: Any = range(9)) -> HistoryStore:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     store = write(tmp_path / "store", [8, 2, 5, 0, 1, 3, 4, 6, 7])
     assert (len(store), store.streams, store.steps) == (9, STREAMS, STEPS)
-    assert store.env.describe() == ENV.describe() and store.env.schema.dtype.itemsize == 11
-    index = json.loads((tmp_path / "store" / "index.json").read_text())
-    assert index["shards"][2] == {"file": "shard_00002.npy", "tasks": [7], "goals": [[2, 1]]}
-    assert (index["env"]["name"], index["version"], index["episode_stride"]) == ("darkroom", 3, 1)
+    assert store.env.describe() == ENV.describe() and store.tasks[8].tolist() == [2, 1]
     part = store.read(3, 1, 2, 7)
     assert part.flags.writeable and np.array_equal(part, store.read(3, slice(None))[1, 2:7])
     rewards = store.read(8, slice(None))["reward"]

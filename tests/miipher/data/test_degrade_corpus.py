@@ -8,10 +8,8 @@ import pytest
 
 from tests.harness import contents, forked
 from zoo.audio.augment.degrade import Degrader
-from zoo.audio.corpora.layouts import list_utterances
 from zoo.audio.io import files
 from zoo.miipher.data import degrade_corpus
-from zoo.miipher.data.degrade_corpus import assign_copies
 
 RATE = 16000
 BAD = "ann/bad.wav"
@@ -77,16 +75,6 @@ def test_a_recording_that_changed_is_degraded_anew(corpus, tmp_path):
     assert degrade(corpus, out) == {"done": 10, "failed": 0, "skipped": 8, "bad_files": 0}
     (path,) = out.glob("*/degraded/bob/c_0.wav")
     assert files.info(path).samples == 5000
-
-
-def test_seeds_follow_from_seed_utterance_and_copy(corpus):
-    utterances = list_utterances(corpus)
-    jobs = assign_copies(utterances, 2, 1, 2)
-    seeds = {key: seed for job in jobs for key, seed in job.copies}
-    assert len(set(seeds.values())) == 10
-    more = {key: seed for job in assign_copies(utterances, 3, 1, 0) for key, seed in job.copies}
-    assert {key: more[key] for key in seeds} == seeds
-    assert seeds != {key: seed for job in assign_copies(utterances, 2, 2, 2) for key, seed in job.copies}
 
 
 def test_bad_files_are_named_and_tried_again(corpus, tmp_path, caplog):
