@@ -1,4 +1,4 @@
-"""What runs leave in media/: files of their kinds, also with one item or one task, and no trace in the weights."""
+"""What runs leave in media/: files of their kinds, also without items and from two ranks."""
 
 from functools import partial
 from pathlib import Path

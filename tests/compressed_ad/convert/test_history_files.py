@@ -108,5 +108,3 @@ def test_xland_becomes_histories(tmp_path: Path) -> None:
     data.setup("fit")
     batch = next(iter(data.train_dataloader()))
     assert batch["steps"].states.shape == (2, 6, 5, 5, 2) and batch["steps"].actions.dtype == torch.int64
-    with pytest.raises(ValueError, match="no environment to act in"):
-        store.env.start(store.tasks[:1])

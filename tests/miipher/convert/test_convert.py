@@ -353,7 +353,6 @@ def test_what_the_originals_cannot_hold(folder: Path, state: State, tmp_path: Pa
 def test_other_files_are_refused(tmp_path: Path) -> None:
     torch.save({"generator": {"conv_pre.weight": torch.zeros(1)}}, tmp_path / "g_00000001")
     (tmp_path / "text.txt").write_text("hello")
-    torch.save([1, 2], tmp_path / "list.pt")
     torch.save({"state_dict": {0: torch.zeros(1)}}, tmp_path / "numbered.pt")
     unified = tmp_path / "unified"
     unified.mkdir()

@@ -57,8 +57,8 @@ def test_mirrored_trees(corpus, tmp_path):
 
 def test_result_does_not_depend_on_workers_or_on_what_was_there(corpus, tmp_path):
     degrade(corpus, tmp_path / "a", val_items=0)
-    complete = contents(tmp_path / "a")
     degrade(corpus, tmp_path / "b", val_items=0, workers=2)
+    complete = contents(tmp_path / "a")
     assert contents(tmp_path / "b") == complete
     for name in list(complete)[::3]:
         if name.endswith(".wav"):

@@ -29,15 +29,8 @@ def vocos() -> Vocos:
     ("encoder", "generator", "rate"),
     [
         pytest.param(cleaner, hifigan, 22050, id="hubert-hifigan"),
-        *(
-            pytest.param(*each, id=name, marks=pytest.mark.slow)
-            for name, each in {
-                "wavlm-vocos": (lambda: cleaner("wavlm"), vocos, 24000),
-                "preln": (lambda: cleaner("hubert_preln", normalize=True), vocos, 24000),
-                "wav2vec2": (lambda: cleaner("wav2vec2"), vocos, 24000),
-                "plain": (backbone, vocos, 24000),
-            }.items()
-        ),
+        pytest.param(lambda: cleaner("wavlm"), vocos, 24000, id="wavlm-vocos", marks=pytest.mark.slow),
+        pytest.param(lambda: cleaner("hubert_preln", normalize=True), vocos, 24000, id="preln", marks=pytest.mark.slow),
     ],
 )
 def test_one_graph_restores_as_torch_at_five_lengths(encoder, generator, rate, tmp_path):

@@ -84,7 +84,6 @@ def test_saved_and_read_again(name, tmp_path: Path):
     [
         ({"layer": 4}, "layer"),
         ({"source": "runs/nowhere", "config": None}, "runs/nowhere"),
-        ({"config": None}, "give source"),
         ({"config": {"model_type": "gpt2"}}, "gpt2"),
     ],
 )
