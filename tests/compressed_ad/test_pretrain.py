@@ -53,10 +53,7 @@ def test_compressor_decoder_and_embedding_train_alone(decoder: str, arrangement:
     task.training_step(next(iter(make().train_dataloader())), 0).backward()
     trained = {name: each for name, each in task.policy.named_parameters() if each.requires_grad}
     assert {name.split(".")[0] for name in trained} == {"compressor", "decoder", "embedding"}
-    assert {name for name in trained if name.startswith("embedding")} <= {
-        "embedding.context.weight",
-        "embedding.context.bias",
-    }
+    assert all(name.startswith("embedding.context.") for name in trained if name.startswith("embedding"))
     assert all(parameter.grad is not None for parameter in trained.values())  # DDP waits for each
 
 
@@ -89,11 +86,8 @@ def test_distillation_begins_with_it(tmp_path: Path) -> None:
     path = tmp_path / "step_00000001.ckpt"
     save_checkpoint({"state_dict": pretrained.state_dict()}, path)
     task = DistillationTask(build_policy(), ENV, ADAM, recon_weight=0.5)
-    report = init_from(task, path)["policy"]
-    assert set(report) == {"matched"}
+    assert set(init_from(task, path)["policy"]) == {"matched"}
     for part in ("compressor", "decoder", "embedding.context"):
         actual, reference = (each.policy.get_submodule(part).state_dict() for each in (task, pretrained))
         assert all(torch.equal(actual[key], reference[key]) for key in reference)
-    assert not any(not parameter.requires_grad for parameter in task.parameters())
-    longer = DistillationTask(build_policy(max_tokens=32), ENV, ADAM, recon_weight=0.5)
-    assert init_from(longer, path)["policy"]["mismatched"] == 1  # the decoder's table of positions
+    assert all(parameter.requires_grad for parameter in task.parameters())

@@ -4,7 +4,7 @@ import torch
 from tests.compressed_ad import parts
 from tests.compressed_ad.envs.scripted import PACKAGE  # noqa: F401 - registers the environments
 from tests.compressed_ad.parts import assert_possible
-from zoo.compressed_ad import Env, Forget, GymnasiumEnv, InContextPolicy, PointMass, SpaceEmbedding, Transformer
+from zoo.compressed_ad import Env, Forget, GymnasiumEnv, InContextPolicy, SpaceEmbedding, Transformer
 from zoo.compressed_ad import rollout as module
 from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom, DarkroomPermuted
 from zoo.compressed_ad.nets.heads import BinsHead
@@ -68,7 +68,3 @@ def test_returns_go_by_each_pairs_own_episodes() -> None:
         torch.testing.assert_close(returns[row], rewards[: 5 * length].view(5, length).sum(1))
     torch.testing.assert_close(rollout(net, env, tasks, [1, 2, 3], 5).returns, returns)
     torch.testing.assert_close(rollout(net, env, tasks[2:], [3], 5).returns[0], returns[2])
-    points = PointMass(4, 3)
-    net = InContextPolicy(SpaceEmbedding(points, 16), transformer, head=BinsHead(points, 16))
-    with ContextPlayer(net, points, points.tasks(), range(4)) as player, pytest.raises(ValueError, match="for grids"):
-        player.run_episodes(1, avoid_goals=True)

@@ -36,13 +36,11 @@ class LocalEncoder(nn.Module):
         return torch.tanh(self.mix(x)).transpose(1, 2)
 
 
-class Framed(nn.Module):
+class Framed(LocalEncoder):
     """An encoder whose features are the samples themselves."""
 
-    sample_rate, hop_samples, dim = 16000, HOP, HOP
-
-    def frames(self, samples: Any) -> Any:
-        return -(-samples // HOP)
+    def __init__(self) -> None:
+        super().__init__(HOP)
 
     def forward(self, waveform: Tensor, lengths: Tensor | None = None) -> Tensor:
         return nn.functional.pad(waveform, (0, -waveform.shape[1] % HOP)).reshape(len(waveform), -1, HOP)

@@ -11,10 +11,8 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.utils.data import DataLoader
 
 from tests.miipher.parts import backbone, cleaner
-from zoo.audio import EmbeddedCorpus
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.corpora.corpus import CorpusOptions
-from zoo.hifigan.data import FeatureOptions, ValidationSplit, VocoderData
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator
 from zoo.hifigan.nets.generator import Generator
 from zoo.hifigan.nets.magnitude_vocoders import MagnitudeVocos
@@ -36,12 +34,9 @@ def batch(items: int = 4, samples: int = 3200, seed: int = 0) -> dict[str, torch
     return {"clean": clean, "input": noisy, "lengths": lengths}
 
 
-def generator(**arguments) -> Generator:
-    settings = dict(
-        in_channels=32, initial_channels=16, upsample_rates=[7, 7, 3, 3], upsample_kernel_sizes=[15, 15, 7, 7],
-        resblock="2", resblock_kernel_sizes=[3], resblock_dilation_sizes=[[1, 2]],
-    )  # fmt: skip
-    return Generator(**{**settings, **arguments})
+def generator(last_rate: int = 3) -> Generator:
+    rates = [7, 7, 3, last_rate]
+    return Generator(32, 16, rates, [2 * rate + rate % 2 for rate in rates], "2", [3], [[1, 2]])
 
 
 def vocoder_task(encoder, **arguments) -> VocoderTask:
@@ -74,13 +69,12 @@ def test_accumulation_equals_the_larger_batch(tmp_path):
         torch.manual_seed(0)
         task = AdapterTask(cleaner(), SGD, WEIGHTS)
         trainer(tmp_path, max_steps=1, accumulate_grad_batches=len(batches)).fit(task, loader(batches))
-        ends.append({key: value.clone() for key, value in task.state_dict().items()})
-    for key, value in ends[0].items():
-        torch.testing.assert_close(ends[1][key], value, atol=1e-6, rtol=1e-5)
+        ends.append(task.state_dict())
+    torch.testing.assert_close(ends[1], ends[0], atol=1e-6, rtol=1e-5)
 
 
 class Modes(L.Callback):
-    """Looks at the frozen modules in every step, after validations as well."""
+    """Looks at the frozen encoder in every step, after validations as well."""
 
     def __init__(self):
         self.steps = 0
@@ -88,30 +82,18 @@ class Modes(L.Callback):
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         self.steps += 1
-        frozen = pl_module.encoder.backbone if hasattr(pl_module.encoder, "backbone") else pl_module.encoder
-        self.training |= {name for name, module in frozen.named_modules() if module.training}
+        self.training |= {name for name, module in pl_module.encoder.named_modules() if module.training}
 
 
-@pytest.mark.parametrize("stage", ["adapter", "finetune", "pretrain"])
-def test_the_backbone_stays_in_evaluation_mode_through_fit_and_validation(stage, tmp_path):
-    before = backbone().model.state_dict()
-    modes = Modes()
-    if stage == "adapter":
-        task = AdapterTask(cleaner(), SGD, WEIGHTS)
-        items = [batch(2, seed=i) for i in range(4)]
-        val = [batch(1)]
-    else:
-        task = vocoder_task(cleaner() if stage == "finetune" else backbone())
-        items = [{**batch(2, 6400, i), "audio": torch.zeros(2, 8820)} for i in range(4)]
-        val = [{"input": items[0]["input"][:1], "audio": 0.1 * torch.randn(1, 8820)}]
-    run = trainer(tmp_path, max_steps=4, val_check_interval=1, callbacks=[modes])
-    run.fit(task, loader(items), loader(val))
-    assert modes.steps == 4 and modes.training == set()
-    encoder = task.encoder.backbone if stage != "pretrain" else task.encoder
-    for name, tensor in encoder.model.state_dict().items():
+def test_the_encoder_of_a_vocoder_stays_as_it_is_through_fit_and_validation(tmp_path):
+    task, modes = vocoder_task(cleaner()), Modes()
+    before = {name: tensor.clone() for name, tensor in task.encoder.state_dict().items()}
+    items = [{**batch(2, 6400, i), "audio": torch.zeros(2, 8820)} for i in range(3)]
+    val = [{"input": items[0]["input"][:1], "audio": 0.1 * torch.randn(1, 8820)}]
+    trainer(tmp_path, max_steps=3, val_check_interval=1, callbacks=[modes]).fit(task, loader(items), loader(val))
+    assert modes.steps == 3 and modes.training == set()
+    for name, tensor in task.encoder.state_dict().items():
         assert torch.equal(tensor, before[name])
-    if stage == "finetune":
-        assert not any(module.training for module in task.encoder.modules())
 
 
 def test_clean_items_of_a_mixed_batch_pass_the_adapters_by():
@@ -133,13 +115,11 @@ def test_segments_are_cut_from_their_context():
 
 
 def test_wrong_arguments_are_refused():
-    stages = {"upsample_rates": [7, 7, 3, 2], "upsample_kernel_sizes": [15, 15, 7, 4]}
     for match, make in (
         ("mae, mse, sc", lambda: AdapterTask(cleaner(), SGD, {"mae": 1.0})),
-        ("takes 16 channels", lambda: vocoder_task(backbone(), generator=generator(in_channels=16))),
-        ("22050 Hz need 441", lambda: vocoder_task(backbone(), generator=generator(**stages))),
-        ("least_squares is of MagnitudeVocos", lambda: vocoder_task(backbone(), least_squares=1)),
-        ("divides 320", lambda: BackboneTask(backbone(), LogMel(16000, 512, 128, 512, 20, 0.0, 8000.0), SGD)),
+        ("22050 Hz need 441", lambda: vocoder_task(backbone(), generator=generator(last_rate=2))),
+        ("least_squares", lambda: vocoder_task(backbone(), least_squares=1)),
+        ("a hop that divides", lambda: BackboneTask(backbone(), LogMel(16000, 512, 128, 512, 20, 0.0, 8000.0), SGD)),
     ):
         with pytest.raises(ValueError, match=match):
             make()
@@ -180,21 +160,8 @@ def test_the_shortcut_is_solved_for_before_the_first_batch(tmp_path):
     torch.testing.assert_close(task.generator.mean, expected.mean, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(task.generator.shortcut.weight, expected.shortcut.weight, atol=1e-4, rtol=1e-3)
     assert expected.shortcut.weight.abs().max() > 0.01
-    other = VocoderTask(backbone("mel_hubert"), start(), **arguments)
-    trainer(tmp_path, **runs).fit(other, data)
-    assert other.generator.shortcut.weight.abs().max() == 0
-    speech = EmbeddedCorpus(3, 24000)
-    for name, samples in zip(speech.names, speech.lengths, strict=True):
-        np.save(tmp_path / f"{name}.npy", np.random.default_rng(0).normal(size=(32, samples // 480)).astype(np.float32))
-    cached = VocoderData(
-        None, 24000, 8 * 480, features=FeatureOptions(str(tmp_path), 480), corpus=CorpusOptions(embedded_utterances=3),
-        split=ValidationSplit(items=1, seconds=0.5), batch_size=2,
-    )  # fmt: skip
-    other = VocoderTask(backbone("mel_hubert"), start(), least_squares=1, **arguments)
-    trainer(tmp_path, **runs).fit(other, cached)
-    assert other.generator.shortcut.weight.abs().max() > 0
     sharding = SingleDeviceStrategy("cpu")
     sharding.shards_weights = True
     task = VocoderTask(backbone("mel_hubert"), start(), least_squares=2, **arguments)
-    with pytest.raises(ValueError, match="least_squares is 2 and SingleDeviceStrategy shards the weights"):
+    with pytest.raises(ValueError, match="shards the weights"):
         trainer(tmp_path, strategy=sharding, **runs).fit(task, data)

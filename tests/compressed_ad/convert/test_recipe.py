@@ -19,9 +19,8 @@ def recipe_of(tmp_path: Path, config: dict[str, Any]) -> tuple[dict[str, Any], l
 def test_an_empty_configuration_is_the_originals_recipe(tmp_path):
     for model, name in (("AD", "darkroom_ad"), ("CompressedAD", "darkroom_cad")):
         (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model": model}))
-        recipe, unmapped = convert_config(tmp_path / "config.yaml")
-        assert recipe == load_recipe(recipe_root() / "compressed_ad" / f"{name}.yaml")
-        assert unmapped == []
+        expected = load_recipe(recipe_root() / "compressed_ad" / f"{name}.yaml")
+        assert convert_config(tmp_path / "config.yaml") == (expected, [])
 
 
 def test_a_configuration_becomes_a_recipe(tmp_path):
@@ -45,10 +44,8 @@ def test_a_configuration_becomes_a_recipe(tmp_path):
     assert recipe["seed_everything"] == data["seed"] == 3
     assert (trainer["max_steps"], trainer["accumulate_grad_batches"], trainer["precision"]) == (250, 4, "32-true")
     assert recipe["checkpoints"]["every_n_steps"] == 25
-    assert data["env"] == {
-        "class_path": "zoo.compressed_ad.DarkKeyToDoor",
-        "init_args": {"grid_size": 7, "horizon": 30},
-    }
+    env = {"class_path": "zoo.compressed_ad.DarkKeyToDoor", "init_args": {"grid_size": 7, "horizon": 30}}
+    assert data["env"] == env
     assert (arguments["recon_weight"], arguments["reward_weight"], arguments["dense"]) == (0.2, 1.0, False)
     assert arguments["optimizer"]["init_args"] == {"lr": 0.001, "betas": [0.9, 0.95], "weight_decay": 0.01}
     stages = build(arguments["scheduler"]["init_args"])
@@ -72,6 +69,5 @@ def test_the_earlier_model(tmp_path):
     assert describe(tmp_path / "a.pt")["format"] == "v1" and unmapped == []
     assert policy.num_latents == 35 and policy.window == 200 and policy.embedding.dim == 128
     assert build(recipe["data"]["init_args"]["curriculum"]).max_compressions == [2]
-    scheduler = recipe["model"]["init_args"]["scheduler"]
-    assert scheduler["class_path"].endswith("WarmupCosine")
-    assert scheduler["init_args"] == {"start_at_zero": True, "warmup_steps": 5000}
+    schedule = {"start_at_zero": True, "warmup_steps": 5000}
+    assert recipe["model"]["init_args"]["scheduler"]["init_args"] == schedule

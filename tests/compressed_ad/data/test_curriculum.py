@@ -26,21 +26,6 @@ def test_compressions_stay_below_the_limit() -> None:
     assert max(ORIGINAL.steps(100, seed, 1000) for seed in range(500)) <= ORIGINAL.limit(0, 1000) == 102
 
 
-def test_a_batch_has_one_length_on_all_ranks_and_a_stage_begins_at_its_step() -> None:
-    ranks = [CurriculumBatches(32, 4, SMALL, 30, 7, rank, 2) for rank in (0, 1)]
-    one = CurriculumBatches(32, 8, SMALL, 30, 7)
-    lengths = []
-    for epoch in range(20):
-        for sampler in (*ranks, one):
-            sampler.set_epoch(epoch)
-        for halves in zip(*ranks, one, strict=True):
-            assert {key[2] for keys in halves for key in keys} == {halves[0][0][2]}
-            assert sorted(halves[0] + halves[1]) == sorted(halves[2])
-            lengths.append(halves[0][0][2])
-    assert len(set(lengths[:4])) > 1 and max(lengths[:4]) <= 11  # no compression in a window of 12
-    assert max(lengths[4:]) > 12
-
-
 def test_stages_begin_at_their_steps_in_epochs_that_are_cut_or_accumulated() -> None:
     for limit, accumulated, steps in ((2, 1, 2), (0.25, 1, 2), (1.0, 2, 4), (1.0, 1, 8)):
         sampler = CurriculumBatches(64, 8, SMALL, 30, 7)

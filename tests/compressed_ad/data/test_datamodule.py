@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.compressed_ad import DarkKeyToDoor, Darkroom, DarkroomPermuted, EpsilonCurriculum, HistoryData, PointMass
+from zoo.compressed_ad import DarkKeyToDoor, Darkroom, EpsilonCurriculum, HistoryData, PointMass
 from zoo.compressed_ad.collecting.collect import EpsilonAlgorithm, collect
 from zoo.compressed_ad.data.curriculum import Curriculum
 from zoo.compressed_ad.data.datamodule import StoreOptions
@@ -29,16 +29,14 @@ def build(env: Env = ENV, **arguments: Any) -> HistoryData:
     return data
 
 
-def write_store(folder: Path, split_seed: int = 0, seed: int = 42) -> str:
-    settings = {"split_seed": split_seed, "train_share": 0.7, "shard_size": 4, "progress": False}
-    collect(ENV, folder, EpsilonAlgorithm(), 3, 2, seed=seed, **settings)
+def write_store(folder: Path, **settings: Any) -> str:
+    collect(ENV, folder, EpsilonAlgorithm(), 3, 2, train_share=0.7, shard_size=4, progress=False, **settings)
     return str(folder)
 
 
-@pytest.mark.parametrize("env", [ENV, DarkroomPermuted(3, 4), DarkKeyToDoor(3, 4)], ids=lambda env: env.name)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_tasks_of_training_and_evaluation_are_disjoint(env: Env, seed: int) -> None:
-    data = build(env, split_seed=seed, train_share=0.75)
+@pytest.mark.parametrize("env", [ENV, DarkKeyToDoor(3, 4)], ids=lambda env: env.name)
+def test_tasks_of_training_and_evaluation_are_disjoint(env: Env) -> None:
+    data = build(env, split_seed=1, train_share=0.75)
     train, test = ({tuple(task) for task in tasks.tolist()} for tasks in (data.train_tasks, data.test_tasks))
     assert not train & test and len(train) == round(0.75 * len(env.tasks()))
     assert train | test == {tuple(task) for task in env.tasks().tolist()}
@@ -53,9 +51,9 @@ def test_a_folder_is_split_as_its_index_states(tmp_path: Path, caplog: pytest.Lo
     assert len(data.train_set) == 12
     assert len(build(root=root, windows=WindowOptions("every"), length=5).train_set) == 12 * 8
     assert len(build(root=root, store=StoreOptions(streams=1, steps=8)).train_set) == 6
-    assert "no others" not in caplog.text
+    assert not caplog.text
     assert len(build(root=root, epoch_items=7).train_set) == 7
-    assert "7 of 12 histories train, no others" in caplog.text
+    assert "7 of 12 histories" in caplog.text
 
 
 def test_a_resume_notices_histories_that_were_collected_anew(tmp_path: Path) -> None:
@@ -73,10 +71,9 @@ def test_batches_are_of_one_length_without_padding() -> None:
         assert torch.equal(steps.next_states[:, :-1][~steps.dones[:, :-1]], steps.states[:, 1:][~steps.dones[:, :-1]])
 
 
-@pytest.mark.parametrize("curriculum", [None, CURRICULUM])
-def test_two_ranks_see_what_one_sees_with_the_double_batch(curriculum: Curriculum | None) -> None:
+def test_two_ranks_see_what_one_sees_with_the_double_batch() -> None:
     def batches(batch_size: int, rank: int, world: int) -> list[dict[str, Any]]:
-        data = build(curriculum=curriculum, windows=RANDOM, epoch_items=48, batch_size=batch_size)
+        data = build(curriculum=CURRICULUM, windows=RANDOM, epoch_items=48, batch_size=batch_size)
         data.trainer = SimpleNamespace(
             global_rank=rank, world_size=world, accumulate_grad_batches=1, limit_train_batches=1.0
         )

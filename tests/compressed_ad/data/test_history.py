@@ -26,10 +26,7 @@ def write(folder: Path, tasks: Any = range(9)) -> HistoryStore:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     store = write(tmp_path / "store", [8, 2, 5, 0, 1, 3, 4, 6, 7])
     assert (len(store), store.streams, store.steps) == (9, STREAMS, STEPS)
-    assert store.env.describe() == ENV.describe() and store.env.schema.dtype.itemsize == 11
-    index = json.loads((tmp_path / "store" / "index.json").read_text())
-    assert index["shards"][2] == {"file": "shard_00002.npy", "tasks": [7], "goals": [[2, 1]]}
-    assert (index["env"]["name"], index["version"], index["episode_stride"]) == ("darkroom", 3, 1)
+    assert store.env.describe() == ENV.describe() and store.tasks[8].tolist() == [2, 1]
     part = store.read(3, 1, 2, 7)
     assert part.flags.writeable and np.array_equal(part, store.read(3, slice(None))[1, 2:7])
     rewards = store.read(8, slice(None))["reward"]
@@ -40,47 +37,27 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert len(copy) < 5000 and np.array_equal(pickle.loads(copy).read(7, 1), store.read(7, 1))
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-20])
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-3] ^= 1
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [cut, flip, Path.unlink, lambda path: path.with_suffix(".sha256").unlink(), lambda path: path.write_bytes(b"")],
-)
-def test_corrupt_shard_is_named(tmp_path: Path, damage: Any) -> None:
+def test_a_cut_shard_is_named(tmp_path: Path) -> None:
     write(tmp_path / "store")
-    damage(tmp_path / "store" / "shard_00001.npy")
+    path = tmp_path / "store" / "shard_00001.npy"
+    path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ValueError, match=r"shard_00001\.npy"):
         HistoryStore(tmp_path / "store")
-
-
-def edit(folder: Path, change: Any) -> None:
-    index = json.loads((folder / "index.json").read_text())
-    change(index)
-    (folder / "index.json").write_text(json.dumps(index))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda index: index.update(version=1), "expected version 3"),
-        (lambda index: index.update(shards={}), "shards"),
-        (lambda index: index["split"].pop("test"), "split"),
         (lambda index: index["shards"][0]["goals"].reverse(), "goals"),
-        (lambda index: index["schema"]["action"].update(n=9), r"schemas differ.*\"n\": 9.*\"n\": 5"),
+        (lambda index: index["schema"]["action"].update(n=9), "schemas differ"),
     ],
 )
 def test_other_indices_are_refused(tmp_path: Path, change: Any, message: str) -> None:
-    with pytest.raises(FileNotFoundError, match=r"index\.json"):
-        HistoryStore(tmp_path)
     write(tmp_path / "store", [8, 2, 5])
-    edit(tmp_path / "store", change)
+    file = tmp_path / "store" / "index.json"
+    index = json.loads(file.read_text())
+    change(index)
+    file.write_text(json.dumps(index))
     with pytest.raises(ValueError, match=message):
         HistoryStore(tmp_path / "store")

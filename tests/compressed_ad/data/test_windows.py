@@ -71,9 +71,6 @@ def test_every_part_of_a_stored_history_is_an_item(store: HistoryStore) -> None:
         assert equal_steps(items[number]["steps"], history(store, position, 0))
     source = StoredSource(store, [1, 2], streams=1, length=10)
     assert equal_steps(windows(source)[1]["steps"], history(store, 2, 0).slice(0, 10))
-    steps = StoredSource(store, [1]).read([1, 0], [0, 0], torch.tensor([[3, 9, 4], [23, 0, 1]]))
-    for number, (stream, times) in enumerate([(1, [3, 9, 4]), (0, [23, 0, 1])]):
-        assert equal_steps(row(steps, number), Steps(*(field[:, times] for field in history(store, 1, stream))))
 
 
 @pytest.mark.parametrize("offset", ["start", "random"])
@@ -124,12 +121,12 @@ def test_controls_take_complete_episodes_of_different_lengths(tmp_path: Path) ->
     assert torch.equal(plain[0].states.sum(), shuffled.states.sum()) and not equal_steps(plain[0], shuffled)
 
 
-@pytest.mark.parametrize(("items", "pairs"), [(4, 0), (0, 9), (1, 3), (5, 3)])
+@pytest.mark.parametrize(("items", "pairs"), [(4, 0), (0, 9), (1, 3)])
 def test_every_process_has_a_batch_to_evaluate(items: int, pairs: int) -> None:
     losses = windows(demonstrated(), None, items) if items else None
     batches = EvaluationBatches(losses, 8, ENV.tasks()[:pairs], range(pairs), 100, processes=3)
     assert len(batches) >= 3 and sum(len(each) for each in batches.losses) == items
     seeds = [batches[number]["seeds"] for number in range(len(batches.losses), len(batches))]
     assert np.concatenate([*seeds, []]).tolist() == list(range(pairs))
-    with pytest.raises(ValueError, match=rf"{items} items and {pairs} pairs .* on 10 processes"):
+    with pytest.raises(ValueError, match=f"{items} items and {pairs} pairs"):
         EvaluationBatches(losses, 8, ENV.tasks()[:pairs], range(pairs), 100, processes=10)

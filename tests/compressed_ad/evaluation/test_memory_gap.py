@@ -1,8 +1,7 @@
 import torch
 from torch import Tensor
 
-from zoo.compressed_ad import Compressor, Darkroom, FactoredEmbedding, InContextPolicy, Transformer
-from zoo.compressed_ad.envs.grids import Env
+from zoo.compressed_ad import Darkroom, FactoredEmbedding, InContextPolicy, Transformer
 from zoo.compressed_ad.evaluation.memory_gap import probe_memory, summarise_gap
 from zoo.compressed_ad.nets.policy import ContextState
 from zoo.compressed_ad.nets.steps import Steps
@@ -14,8 +13,8 @@ ENV = Darkroom(5, 8)
 class Remembers(InContextPolicy):
     """Acts at random until it has seen a reward, then walks to the cell that gave it: down or up, then across."""
 
-    def __init__(self, compressor: Compressor | None = None, forgets: bool = False) -> None:
-        super().__init__(FactoredEmbedding(16, 5), Transformer(16, 1, 2, 12), compressor)
+    def __init__(self, forgets: bool = False) -> None:
+        super().__init__(FactoredEmbedding(16, 5), Transformer(16, 1, 2, 12))
         self.forgets = forgets
         self.goal: Tensor | None = None
         self.dry = 0
@@ -38,15 +37,14 @@ class Remembers(InContextPolicy):
             self.goal = torch.full_like(self.goal, -1)
 
 
-def memory_gap(net: InContextPolicy, env: Env, tasks: Tensor, episodes: int, gap_steps: int = 12) -> Tensor:
-    with ContextPlayer(net, env, tasks, range(len(tasks))) as player:
-        return probe_memory(player, player.run_episodes(episodes), gap_steps)
+def memory_gap(net: InContextPolicy, tasks: Tensor) -> Tensor:
+    with ContextPlayer(net, ENV, tasks, range(len(tasks))) as player:
+        return probe_memory(player, player.run_episodes(4), 12)
 
 
 def test_who_remembers_is_reported_from_who_forgets() -> None:
     tasks = ENV.tasks().repeat(20, 1)
-    remaining = memory_gap(Remembers(), ENV, tasks, 4)
-    lost = memory_gap(Remembers(forgets=True), ENV, tasks, 4)
+    remaining, lost = memory_gap(Remembers(), tasks), memory_gap(Remembers(forgets=True), tasks)
     best = ENV.best_return(tasks, torch.tensor([[2, 2]]).expand(len(tasks), 2)).float()
     results = remaining[:, 0] > 0
     assert torch.equal(remaining[results, 2], best[results])

@@ -30,7 +30,6 @@ from zoo.miipher.convert import (
     vocoder_from_original,
 )
 from zoo.miipher.nets.backbone import Backbone
-from zoo.runs.load import load
 
 State = dict[str, Tensor]
 MODEL = {"hubert_model_name": "somewhere/tiny", "hubert_layer": 2, "adapter_hidden_dim": 24, "model_type": "hubert"}
@@ -117,12 +116,7 @@ def counted_from_zero(state: State, at: Path) -> Path:
     return at / "checkpoint_1k.pt"
 
 
-def before_torch_16(state: State, at: Path) -> Path:
-    torch.save({"model_state_dict": state}, at / "old.pt", _use_new_zipfile_serialization=False)
-    return at / "old.pt"
-
-
-CONTAINERS = [bare, hubert_era, several_processes, older_weight_norm, counted_from_zero, before_torch_16]
+CONTAINERS = [bare, hubert_era, several_processes, older_weight_norm, counted_from_zero]
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
@@ -141,22 +135,18 @@ def test_first_era_is_refused(folder: Path, state: State, tmp_path: Path) -> Non
         if key.startswith("adapters."):
             _, number, rest = key.split(".", 2)
             inner[f"{PREFIX}encoder.layers.{number}.adapter.{rest}"] = value
-    path = bare(renamed(inner, PREFIX, "extractor.hubert."), tmp_path)
-    for use in (lambda: from_original(path, folder), lambda: original_state(path), lambda: describe(path)):
-        with pytest.raises(ValueError, match="follow the whole block"):
-            use()
+    with pytest.raises(ValueError, match="follow the whole block"):
+        from_original(bare(renamed(inner, PREFIX, "extractor.hubert."), tmp_path), folder)
 
 
 def test_contradicting_layers_are_refused(folder: Path, state: State, expected: Tensor, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint_1k.pt"
     torch.save({"model_state_dict": state, "config": {"model": {**MODEL, "hubert_layer": 9}}}, path)
-    for match, refuse in (
-        ("hubert_layer is 9 and 2 blocks have adapters", lambda: from_original(path, folder)),
-        ("layer is 3, but 2 blocks", lambda: from_original(path, folder, layer=3)),
-        ("does not say its backbone", lambda: from_original(bare(state, tmp_path))),
-    ):
+    for match, layer in (("hubert_layer is 9", None), ("layer is 3", 3)):
         with pytest.raises(ValueError, match=match):
-            refuse()
+            from_original(path, folder, layer=layer)
+    with pytest.raises(ValueError, match="does not say its backbone"):
+        from_original(bare(state, tmp_path))
     assert torch.equal(features(from_original(path, folder, layer=2)), expected)
 
 
@@ -165,10 +155,9 @@ def test_untrained_norms_are_ambiguous(folder: Path, state: State, tmp_path: Pat
     untrained = {
         key: full[key.removeprefix(PREFIX)] if "final_layer_norm" in key else value for key, value in state.items()
     }
-    with pytest.raises(ValueError, match="followed the whole block"):
-        from_original(bare(untrained, tmp_path), folder)
-    with pytest.raises(ValueError, match="followed the whole block"):
-        from_original(counted_from_zero(untrained, tmp_path), folder)
+    for container in (bare, counted_from_zero):
+        with pytest.raises(ValueError, match="followed the whole block"):
+            from_original(container(untrained, tmp_path), folder)
     from_original(bare(untrained, tmp_path), folder, attachment="parallel")
     torch.save({"model_state_dict": untrained, "config": {"model": MODEL}}, tmp_path / "checkpoint_2k.pt")
     from_original(tmp_path / "checkpoint_2k.pt", folder)  # counting from 1 came after that era
@@ -191,25 +180,14 @@ def test_the_files_own_frozen_tensors_count(
     assert torch.equal(again.backbone.model.state_dict()[key.removeprefix(PREFIX)], other)
 
 
-BIAS = f"{PREFIX}encoder.layers.0.layer_norm.bias"
-
-
-@pytest.mark.parametrize(
-    ("removed", "added", "name"),
-    [
-        (BIAS, {}, "layer_norm.bias"),
-        ("", {f"{PREFIX}encoder.layers.0.attention.gate": torch.zeros(1)}, "gate"),
-        ("", {BIAS: torch.zeros(31)}, r"\(31,\)"),
-        ("adapters.0.ff.0.bias", {}, "norm.bias"),
-        ("", {"prenet.weight": torch.zeros(1)}, "prenet"),
-    ],
-)
-def test_tensors_that_do_not_fit(
-    folder: Path, state: State, tmp_path: Path, removed: str, added: State, name: str
-) -> None:
-    changed = {key: value for key, value in state.items() if key != removed} | added
-    with pytest.raises(ValueError, match=name):
-        from_original(bare(changed, tmp_path), folder)
+def test_missing_and_unknown_tensors_are_named(folder: Path, state: State, tmp_path: Path) -> None:
+    block = f"{PREFIX}encoder.layers.0"
+    for missing, name in ((f"{block}.layer_norm.bias", "layer_norm.bias"), ("adapters.0.ff.0.bias", "norm.bias")):
+        with pytest.raises(ValueError, match=name):
+            from_original(bare({key: value for key, value in state.items() if key != missing}, tmp_path), folder)
+    for unknown, name in ((f"{block}.attention.gate", "gate"), ("prenet.weight", "prenet")):
+        with pytest.raises(ValueError, match=name):
+            from_original(bare({**state, unknown: torch.zeros(1)}, tmp_path), folder)
 
 
 def test_tensors_for_init_from(folder: Path, state: State, tmp_path: Path) -> None:
@@ -264,7 +242,6 @@ def test_older_vocoder_layouts(tmp_path: Path, layers: int) -> None:
     contents = {
         "a.pt": {"prenet": prenet, "generator": plain, **critics, "steps": 5, "optim_g": {}, "optim_d": {}},
         "b.pt": {"generator_modules": modules, **critics, "steps": 5},
-        "hifigan_final.pt": {"prenet": prenet, "generator": plain},
     }
     for name, content in contents.items():
         torch.save(content, tmp_path / name)
@@ -312,10 +289,8 @@ def test_averaged_weights(tmp_path: Path) -> None:
     assert torch.equal(actual["ema"]["shadow"][name], average.conv_pre.bias)
 
 
-@pytest.mark.parametrize("front", [None, "conformer"])
-def test_unified_folder(folder: Path, state: State, tmp_path: Path, front: str | None) -> None:
-    conditioner = ConformerConditioner(32, 16, 24, 4, 32, 7) if front else None
-    model = generator(conditioner)
+def test_unified_folder(folder: Path, state: State, tmp_path: Path) -> None:
+    model = generator(ConformerConditioner(32, 16, 24, 4, 32, 7))
     repository = tmp_path / "repository"
     repository.mkdir()
     torch.save({"step": 199000, "model_state_dict": state}, repository / "checkpoint_199k_fixed.pt")
@@ -336,8 +311,7 @@ def test_unified_folder(folder: Path, state: State, tmp_path: Path, front: str |
     report = convert(repository, tmp_path / "exported")
     assert report["step"] == 199000
     restorer = zoo.load(tmp_path / "exported")
-    audio = restorer(torch.zeros(1, 1600).numpy(), 16000)
-    assert audio.shape == (1, 2205)
+    assert restorer(np.zeros((1, 1600), np.float32), 16000).shape == (1, 2205)
     back = convert(tmp_path / "exported", tmp_path / "back", backbone=folder)
     assert any("no weight norm" in note for note in back["notes"])
     x = torch.randn(1, 32, 6, generator=torch.Generator().manual_seed(3))
@@ -346,29 +320,18 @@ def test_unified_folder(folder: Path, state: State, tmp_path: Path, front: str |
     assert torch.equal(features(from_original(tmp_path / "back")), features(from_original(repository)))
 
 
-def test_a_vocoder_alone_becomes_an_export(tmp_path: Path) -> None:
-    model = generator()
+def test_a_vocoder_of_odd_stages_alone_becomes_an_export(tmp_path: Path) -> None:
+    model = Generator(32, 16, (7, 7, 3, 3), (16, 16, 8, 8), "2", (3,), ((1, 2),), output_padding=0).eval()
     to_original(model, tmp_path / "vocoder.ckpt")
-    facts = convert(tmp_path / "vocoder.ckpt", tmp_path / "exported")
-    assert "features" in facts["notes"][0]
-    vocoder = load(tmp_path / "exported")
+    assert "features" in convert(tmp_path / "vocoder.ckpt", tmp_path / "exported")["notes"][0]
+    vocoder = zoo.load(tmp_path / "exported")
+    assert vocoder.generator.output_padding == 0
     x = torch.randn(32, 6, generator=torch.Generator().manual_seed(3)).numpy()
     with torch.no_grad():
         expected = model(torch.from_numpy(x)[None])[0, 0].numpy()
     np.testing.assert_allclose(vocoder.from_mel(x), expected, atol=1e-5)
-    np.save(tmp_path / "features.npy", x)
-    vocoder.process_file(tmp_path / "features.npy", tmp_path / "out.wav")
-    card = (tmp_path / "exported" / "README.md").read_text()
-    assert "from_mel" in card and "soundfile" not in card
-
-
-def test_a_vocoder_of_odd_stages(tmp_path: Path) -> None:
-    model = Generator(16, 16, (7, 7, 3, 3), (16, 16, 8, 8), "2", (3,), ((1, 2),), output_padding=0)
-    to_original(model, tmp_path / "vocoder.ckpt")
-    convert(tmp_path / "vocoder.ckpt", tmp_path / "exported")
-    assert load(tmp_path / "exported").generator.output_padding == 0
-    notes = convert(tmp_path / "vocoder.ckpt", tmp_path / "ours.ckpt")["notes"]
-    assert "--init_from" in notes[0] and "folder" in notes[0]
+    assert "from_mel" in (tmp_path / "exported" / "README.md").read_text()
+    assert "--init_from" in convert(tmp_path / "vocoder.ckpt", tmp_path / "ours.ckpt")["notes"][0]
 
 
 def test_what_the_originals_cannot_hold(folder: Path, state: State, tmp_path: Path) -> None:
@@ -376,11 +339,10 @@ def test_what_the_originals_cannot_hold(folder: Path, state: State, tmp_path: Pa
     (tmp_path / "mine").mkdir()
     for match, refuse in (
         (r"in a \.ckpt file", lambda: to_original(generator(), tmp_path / "vocoder.pt")),
-        ("expected a Cleaner or a Generator", lambda: to_original(nn.Linear(1, 1), tmp_path / "x.pt")),
-        ("no encoder like mel_hubert", lambda: to_original(cleaner("mel_hubert"), tmp_path / "x.pt")),
+        ("no encoder like", lambda: to_original(cleaner("mel_hubert"), tmp_path / "x.pt")),
         ("neither normalize", lambda: to_original(cleaner(normalize=True), tmp_path / "x.pt")),
         ("neither normalize", lambda: to_original(cleaner(layer=3, final_norm=True), tmp_path / "x.pt")),
-        (r"found Vocos.*`zoo export`", lambda: to_original(Vocos(4, 8, 12, 2, 16, 4), tmp_path / "x.ckpt")),
+        ("found Vocos", lambda: to_original(Vocos(4, 8, 12, 2, 16, 4), tmp_path / "x.ckpt")),
         (r"a vocoder into a \.ckpt", lambda: convert(tmp_path / "ours.ckpt", tmp_path / "x.ckpt")),
         ("no Miipher-2 folder", lambda: convert(tmp_path / "ours.ckpt", tmp_path / "mine")),
     ):
@@ -391,7 +353,6 @@ def test_what_the_originals_cannot_hold(folder: Path, state: State, tmp_path: Pa
 def test_other_files_are_refused(tmp_path: Path) -> None:
     torch.save({"generator": {"conv_pre.weight": torch.zeros(1)}}, tmp_path / "g_00000001")
     (tmp_path / "text.txt").write_text("hello")
-    torch.save([1, 2], tmp_path / "list.pt")
     torch.save({"state_dict": {0: torch.zeros(1)}}, tmp_path / "numbered.pt")
     unified = tmp_path / "unified"
     unified.mkdir()
@@ -399,9 +360,8 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     (unified / "config.json").write_text(json.dumps(described))
     for path in (*tmp_path.iterdir(), tmp_path, tmp_path / "absent"):
         assert not is_original(path)
-    for match, path in (("names a file beside it", unified), ("holds a list", tmp_path / "list.pt")):
-        with pytest.raises(ValueError, match=match):
-            describe(path)
+    with pytest.raises(ValueError, match="names a file beside it"):
+        describe(unified)
 
 
 ADAPTER_YAML = """
@@ -423,8 +383,8 @@ def test_adapter_configurations(tmp_path: Path) -> None:
     path.write_text(ADAPTER_YAML.replace("SCHEDULER", CONSTANT))
     recipe, unmapped = convert_config(path)
     assert unmapped == ["dataset.path_pattern", "dataset.shuffle"]
-    assert recipe["trainer"]["precision"] == "16-mixed"
     trainer = recipe["trainer"]
+    assert trainer["precision"] == "16-mixed"
     assert (trainer["max_steps"], trainer["val_check_interval"], trainer["accumulate_grad_batches"]) == (30000, 1000, 2)
     assert isinstance(trainer["val_check_interval"], int)  # a float would be a share of an epoch
     assert recipe["checkpoints"]["every_n_steps"] == 500

