@@ -1,6 +1,5 @@
 """Converters between CI-LLM's folders, PEFT folders and our checkpoints."""
 
-import json
 import shutil
 
 import pytest
@@ -11,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.ci_llm import crowd_parts
 from zoo.ci_llm import Agents, Backbone, ByteTokenizer, Crowd
-from zoo.ci_llm.convert import convert, convert_config, describe, from_original, is_original, to_original
+from zoo.ci_llm.convert import convert, convert_config, from_original, is_original, to_original
 from zoo.ci_llm.convert.checkpoints import adapters_of
 from zoo.ci_llm.convert.read import META
 from zoo.ci_llm.convert.write import write_original, write_peft
@@ -64,10 +63,8 @@ def test_a_checkpoint_keeps_its_tokenizer(tmp_path):
     assert (tmp_path / "final" / "tokenizer" / "tokenizer.json").is_file()
 
 
-def test_formats_are_recognised(backbone, tmp_path):
-    to_original(made(backbone, 2), tmp_path / "original", {"global_step": 3})
-    facts = describe(tmp_path / "original")
-    assert (facts["agents"], facts["global_step"], facts["blocks"], facts["tokenizer"]) == (2, 3, "all", False)
+def test_folders_of_others_are_neither_read_nor_written(backbone, tmp_path):
+    to_original(made(backbone, 2), tmp_path / "original")
     (tmp_path / "stranger").mkdir()
     (tmp_path / "stranger/file").write_text("x")
     for path in (tmp_path / "stranger", tmp_path / "stranger/file", tmp_path / "none", tmp_path / "original" / META):
@@ -93,7 +90,6 @@ def test_configuration(tmp_path):
     path = tmp_path / "configs.yaml"
     path.write_text(yaml.safe_dump(MAIN))
     recipe, left = convert_config(path)
-    json.dumps(recipe)
     arguments = recipe["model"]["init_args"]
     agents = arguments["crowd"]["init_args"]["agents"]["init_args"]
     assert [agents[key] for key in ("count", "rank", "alpha", "init")] == [4, 16, 32, "normal"]
@@ -113,11 +109,8 @@ def test_configuration(tmp_path):
     assert recipe["model"]["init_args"]["crowd"]["init_args"]["agents"]["init_args"]["targets"] == "all-linear"
     assert recipe["data"]["init_args"]["tokenizer"]["init_args"] == {"source": "gpt2"}
     path.write_text(yaml.safe_dump({**MAIN, "initialize_adapters_rand": "false"}))
-    with pytest.raises(ValueError, match="initialize_adapters_rand is true or false, not 'false'"):
+    with pytest.raises(ValueError, match="initialize_adapters_rand"):
         convert_config(path)
-    path.write_text(yaml.safe_dump({"model_name": "gpt2", "num_agents": 2}))
-    recipe, _ = convert_config(path)
-    assert recipe["trainer"]["max_steps"] == 200 and recipe["data"]["init_args"]["max_items"] == 16
 
 
 def test_folders_that_peft_wrote(tmp_path):

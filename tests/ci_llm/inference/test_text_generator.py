@@ -22,11 +22,9 @@ def text_generator(count: int = 2, **arguments) -> TextGenerator:
 
 
 def test_answers_do_not_depend_on_the_batch():
-    alone, together = text_generator(prompt_batch=1)(PROMPTS), text_generator(prompt_batch=3)(PROMPTS)
-    assert alone == together and len(alone) == len(PROMPTS)
     sampled = {"sampling": Sampling(temperature=2.0)}
-    assert text_generator(prompt_batch=1, **sampled)(PROMPTS) == text_generator(prompt_batch=4, **sampled)(PROMPTS)
-    assert alone != text_generator(**sampled)(PROMPTS) != text_generator(answer_seed=1, **sampled)(PROMPTS)
+    alone, together = (text_generator(prompt_batch=size, **sampled)(PROMPTS) for size in (1, 3))
+    assert alone == together != text_generator(answer_seed=1, **sampled)(PROMPTS)
 
 
 def test_file_of_prompts(tmp_path):
@@ -87,10 +85,9 @@ def test_answers_on_a_page_stay_within_the_context(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('"a"\n" "', "line 2: 'prompt' is empty"),
         ('{"text": "a"}', "line 1: no field 'question'"),
-        ("", "holds no prompts"),
-        (json.dumps("x" * 60), "line 1: .* do not fit into the backbone's context of 64"),
+        ("", "no prompts"),
+        (json.dumps("x" * 60), "line 1: .* do not fit"),
     ],
 )
 def test_invalid_files_are_named_and_leave_nothing(content, message, tmp_path):
