@@ -15,10 +15,8 @@ LABELS = {
     "right": torch.tensor([[-100, 5, 6, -100], [-100, 7, -100, -100]]),
     "left": torch.tensor([[-100, -100, 5, 6], [-100, -100, -100, 7]]),
 }
-POSITIONS = {
+POSITIONS = {  # tests/parity has the other strategies
     "last_token": {"right": ([2], [1]), "left": ([3], [3])},
-    "first_token": {"right": ([0], [0]), "left": ([1], [2])},
-    "mean_pool": {"right": ([0, 1, 2], [0, 1]), "left": ([1, 2, 3], [2, 3])},
     "answer_mean": {"right": ([0, 1], [0]), "left": ([1, 2], [2])},
 }
 
