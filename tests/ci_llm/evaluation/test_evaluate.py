@@ -137,17 +137,6 @@ def test_answers_are_graded_by_both_extractions() -> None:
     assert grade({}, Decimal(7))["correct"] == {"strict": {}, "flexible": {}}
 
 
-def test_texts_do_not_depend_on_other_questions() -> None:
-    net, rules = make_crowd(2), token_rules(2, [1.0, 3.0])
-    prompts = [TOKENIZER.encode(text) for text in ("How many?", "2 + 3")]
-    settings = AnswerSettings(max_new_tokens=4, samples=(3,))
-    both = generate_all_answers(net, TOKENIZER, prompts, [7, 9], rules, settings, 1)
-    alone = generate_all_answers(net, TOKENIZER, prompts[1:], [9], rules, settings, 1)
-    assert {system: each[1:] for system, each in both.items()} == alone
-    first, second = both[SELF_CONSISTENCY]
-    assert len(first) == 3 and first != second
-
-
 def test_scores_are_those_of_the_losses_and_of_the_rules() -> None:
     net, rules = make_crowd(), token_rules(3, [1.0, 2.0, 5.0])
     batch = make_batch(tokenise(examples("test", 3), TOKENIZER, TextFormat()), [0, 1, 2], net, TOKENIZER)
