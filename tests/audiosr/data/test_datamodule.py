@@ -87,8 +87,7 @@ def test_crops_are_raised_to_where_restoring_brings_its_input(corpus: Path, tmp_
 
 def test_caches_give_the_same(corpus: Path, tmp_path: Path) -> None:
     disk, ram = (data(corpus, tmp_path, cache_mode=mode, sample_rate=12000) for mode in ("memmap", "ram"))
-    for item in range(2):
-        torch.testing.assert_close(disk.train_set[3, item], ram.train_set[3, item], rtol=0, atol=0)
+    torch.testing.assert_close(disk.train_set[3, 1], ram.train_set[3, 1], rtol=0, atol=0)
 
 
 def test_validation_is_a_grid(corpus: Path, tmp_path: Path) -> None:
@@ -142,21 +141,13 @@ def test_validation_by_ratio_list_and_folder(corpus: Path, tmp_path: Path) -> No
         module = data(high, tmp_path, **options)
         assert (len(module.train_set), len(module.val_set.indices)) == (train, valid)
     assert list(module.val_set.indices) == [2, 3]
-    seeds = [{"split.ratio": 0.5, "split.seed": seed} for seed in range(5)]
-    assert len({frozenset(data(high, tmp_path, **options).val_set.indices) for options in seeds}) > 1
-
-
-def test_validation_within_training_is_refused(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="name folders side by side"):
-        data(corpus, tmp_path, **{"split.root": str(corpus / "train" / "high" / "x")})
 
 
 def test_silence_is_avoided(tmp_path: Path) -> None:
     tone = (0.5 * np.sin(np.arange(2 * RATE))).astype(np.float32)
     tone[: RATE + RATE // 2] = 0
-    for name in "abc":
-        files.write(tmp_path / "c" / f"{name}.wav", tone, RATE)
-    files.write(tmp_path / "c" / "d.wav", np.zeros(RATE, np.float32), RATE)
+    for name in "abcd":
+        files.write(tmp_path / "c" / f"{name}.wav", np.zeros(RATE) if name == "d" else tone, RATE)
     options = {"split.ratio": 0.25, "silence.hop_seconds": 0.05, "split.seed": 1}
     reference = SilenceFilter(0.3, 0.05)
     for share, most in ((0.3, 0.2), (1.0, 1.0)):
@@ -224,13 +215,13 @@ def test_cache_before_training(corpus: Path, tmp_path: Path, capsys: pytest.Capt
     ("options", "key"),
     [
         ({"split.cutoffs_hz": [9000]}, "cutoffs_hz"),
-        ({"mode": "paired", "root": None}, "root"),
-        ({"mode": "paired", "root": "high"}, "folders"),
+        ({"mode": "paired"}, "folders"),
         ({"sample_rate": 2 * RATE}, "sampled at 16000 Hz"),
+        ({"split.root": "train/high/x"}, "side by side"),
     ],
     ids=str,
 )
-def test_refusals(options: dict, key: str, corpus: Path, tmp_path: Path) -> None:
-    root = options.pop("root", "high")
+def test_refusals(options: dict, key: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(corpus)
     with pytest.raises((ValueError, FileNotFoundError), match=key):
-        data(None if root is None else corpus / "train" / root, tmp_path, **options)
+        data(corpus / "train" / "high", tmp_path, **options)
