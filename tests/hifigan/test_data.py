@@ -39,14 +39,14 @@ def data(
     return module
 
 
-def write_speakers(root: Path, samples: int = 16 * HOP) -> None:
+def write_speakers(root: Path) -> None:
     for place, name in enumerate(("a/1", "a/2", "b/1", "b/2", "d/1")):
-        files.write(root / f"{name}.wav", np.full(samples, 0.1 * (place + 1), np.float32), RATE)
+        files.write(root / f"{name}.wav", np.full(16 * HOP, 0.1 * (place + 1), np.float32), RATE)
 
 
-def write_features(root: Path, values: np.ndarray | None = None) -> None:
+def write_features(root: Path) -> None:
     for path in files.find_audio_files(root):
-        np.save(path.with_suffix(".npy"), np.zeros((3, 16), np.float32) if values is None else values)
+        np.save(path.with_suffix(".npy"), np.zeros((3, 16), np.float32))
 
 
 def names_of(dataset: Crops | Clips) -> list[str]:
@@ -88,9 +88,6 @@ def test_features_are_cut_along(corpus: Path, tmp_path: Path, shape: str) -> Non
     np.testing.assert_array_equal(item["audio"].numpy(), expected)
     clip = module.val_set[0]
     assert clip["features"].shape[1] * HOP == len(clip["audio"])
-    (folder / "clip0.npy").unlink()
-    with pytest.raises(FileNotFoundError, match="clip0"):
-        [module.train_set[0, item] for item in range(4)]
 
 
 def test_lists_of_other_projects(corpus: Path, tmp_path: Path) -> None:
@@ -124,26 +121,18 @@ def test_features_lie_at_the_path_of_their_clip(tmp_path: Path) -> None:
         data(tmp_path / "c", tmp_path, tmp_path / "flat")
 
 
-@pytest.mark.parametrize("shape", [(3, 8), (3, 32), (16, 3)])
-def test_features_must_fit_the_audio(tmp_path: Path, shape: tuple[int, int]) -> None:
+def test_features_must_fit_audio_and_net(tmp_path: Path) -> None:
     write_speakers(tmp_path / "c")
     write_features(tmp_path / "c")
-    np.save(tmp_path / "c" / "b" / "1.npy", np.zeros(shape, np.float32))
-    with pytest.raises(ValueError, match=r"1 clips .*b/1\.npy.*, 16\)"):
-        data(tmp_path / "c", tmp_path, tmp_path / "c")
-
-
-def test_features_must_fit_the_net(tmp_path: Path) -> None:
-    write_speakers(tmp_path / "c")
-    write_features(tmp_path / "c")
-    for channels, rates, message in ((3, (8, 8), None), (4, (8, 8), r"\(4, 16\)"), (3, (8, 4), "is 64, expected 32")):
+    for channels, rates, message in ((4, (8, 8), r"\(4, 16\)"), (3, (8, 4), "is 64, expected 32")):
         kernels = [2 * rate for rate in rates]
         generator = Generator(channels, 8, rates, kernels, resblock_kernel_sizes=(3,), resblock_dilation_sizes=((1,),))
-        if message is None:
+        with pytest.raises(ValueError, match=message):
             data(tmp_path / "c", tmp_path, tmp_path / "c", generator)
-        else:
-            with pytest.raises(ValueError, match=message):
-                data(tmp_path / "c", tmp_path, tmp_path / "c", generator)
+    for shape in ((3, 8), (3, 32), (16, 3)):
+        np.save(tmp_path / "c" / "b" / "1.npy", np.zeros(shape, np.float32))
+        with pytest.raises(ValueError, match=r"1 clips .*b/1\.npy.*, 16\)"):
+            data(tmp_path / "c", tmp_path, tmp_path / "c")
 
 
 def test_clips_shorter_than_a_frame_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -160,15 +149,9 @@ def test_clips_shorter_than_a_frame_are_left_out(tmp_path: Path, caplog: pytest.
 def test_missing_corpus(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert len(data(tmp_path / "absent", tmp_path).train_set) == 2
     assert "embedded" in caplog.text
-    (tmp_path / "empty").mkdir()
     for match, make in (
         ("ZOO_DATA", lambda: VocoderData(root=str(tmp_path / "absent"))),
-        ("no audio file", lambda: data(tmp_path / "empty", tmp_path)),
         ("segment_samples", lambda: VocoderData(segment_samples=1000, features=FeatureOptions("x", 256))),
-        (
-            r"data\.split\.seconds 0\.01 ",
-            lambda: VocoderData(split=ValidationSplit(seconds=0.01), features=FeatureOptions("x", 256)),
-        ),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=match):
             make()

@@ -35,12 +35,7 @@ def noise(*shape) -> np.ndarray:
     return np.random.default_rng(0).uniform(-0.5, 0.5, shape).astype(np.float32)
 
 
-def full(vocoder: Vocoder, audio: np.ndarray) -> np.ndarray:
-    with torch.no_grad():
-        return vocoder.generator(vocoder.mel(torch.from_numpy(audio)))[:, 0].numpy()
-
-
-@pytest.mark.parametrize("frames", [1, 3, 20, 21, 31, 32, 33, 64, 200])
+@pytest.mark.parametrize("frames", [1, 20, 31, 32, 33, 200])
 @pytest.mark.parametrize("padding_mode", ["zeros", "replicate"])
 def test_chunks_equal_the_whole(small_chunks, frames, padding_mode):
     vocoder = build(padding_mode=padding_mode)
@@ -48,16 +43,17 @@ def test_chunks_equal_the_whole(small_chunks, frames, padding_mode):
     with torch.no_grad():
         expected = vocoder.generator(torch.from_numpy(mel)[None])[0, 0].numpy()
     np.testing.assert_allclose(vocoder.from_mel(mel), expected, atol=1e-6)
-    np.testing.assert_allclose(
-        np.concatenate(list(vocoder.stream(np.array_split(mel, 7, axis=1)))), expected, atol=1e-6
-    )
+    streamed = np.concatenate(list(vocoder.stream(np.array_split(mel, 7, axis=1))))
+    np.testing.assert_allclose(streamed, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("frames", [6, 25, 40, 64, 200])
+@pytest.mark.parametrize("frames", [6, 40, 200])
 def test_audio_chunks_equal_the_whole(small_chunks, frames):
     vocoder = build()
     audio = noise(2, 16 * frames)
-    np.testing.assert_allclose(vocoder(audio, 8000), full(vocoder, audio), atol=1e-6)
+    with torch.no_grad():
+        expected = vocoder.generator(vocoder.mel(torch.from_numpy(audio)))[:, 0].numpy()
+    np.testing.assert_allclose(vocoder(audio, 8000), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("samples", [1, 15, 100, 1601])
@@ -100,7 +96,6 @@ def test_features_alone_need_no_front_end(tmp_path):
     np.save(tmp_path / "wide.npy", noise(9, 20))
     for match, refuse in (
         ("takes features, not audio", lambda: vocoder(noise(100), 8000)),
-        ("one of them given", lambda: Vocoder(build().generator)),
         ("'n_mels': 4", lambda: build(in_channels=4)),
         (r"expected a mel \(8, F\), found \(9, 20\)", lambda: process(tmp_path / "wide.npy", tmp_path / "wide.wav")),
     ):

@@ -35,16 +35,12 @@ def test_generates_from_the_mel_of_the_audio_or_from_given_features() -> None:
     task = build(None)
     fake, real = task.generate({"audio": torch.randn(2, 640), "features": torch.randn(2, 8, 11)})
     assert fake.shape == real.shape == (2, 1, 640)
-    with pytest.raises(ValueError, match="data has no features"):
-        task.generate({"audio": torch.randn(2, 640)})
 
 
 @pytest.mark.parametrize(
     ("mel", "kwargs", "message"),
     [
         ({"hop_length": 32, "n_fft": 256}, {}, "'hop_length': 64"),
-        ({"n_mels": 4}, {}, "'n_mels': 8"),
-        ({"sample_rate": 16000}, {}, "sample_rate is 16000"),
         ({}, {"sample_rate": 22050}, "the audio's is 22050"),
         ({}, {"generator": MagnitudeVocos(8, 64, 1, 256)}, "MagnitudeVocos needs discriminators: {}"),
     ],
@@ -56,6 +52,5 @@ def test_contradicting_parts_are_named(mel: dict, kwargs: dict, message: str) ->
 
 def test_silent_target_has_no_metrics() -> None:
     noise = torch.randn(8000)
-    assert vocoder_metrics(0.1 * noise, torch.zeros(8000), 8000) == {}
     assert vocoder_metrics(0.1 * noise, 1e-5 * noise, 8000) == {}
     assert vocoder_metrics(0.1 * noise, 0.01 * noise, 8000)["m_stft"] > 0

@@ -38,8 +38,6 @@ def test_spectral_norm_equals_the_old_one_in_training_and_evaluation():
 
 def test_spectral_norm_survives_copies_and_two_forwards_before_backward():
     msd = copy.deepcopy(MultiScaleDiscriminator(channel_mult=1 / 16))
-    assert "discriminators.0.convs.0.parametrizations.weight.0._u" in msd.state_dict()
-    assert "discriminators.1.convs.0.parametrizations.weight.original0" in msd.state_dict()
     x = torch.randn(1, 1, 256)
     first = msd.eval()(x)[0][0].sum()
     second = msd.train()(x)[0][0].sum()
