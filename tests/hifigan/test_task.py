@@ -52,5 +52,6 @@ def test_contradicting_parts_are_named(mel: dict, kwargs: dict, message: str) ->
 
 def test_silent_target_has_no_metrics() -> None:
     noise = torch.randn(8000)
+    assert vocoder_metrics(0.1 * noise, torch.zeros(8000), 8000) == {}
     assert vocoder_metrics(0.1 * noise, 1e-5 * noise, 8000) == {}
     assert vocoder_metrics(0.1 * noise, 0.01 * noise, 8000)["m_stft"] > 0
