@@ -1,7 +1,5 @@
 """Small files as AudioSR and ProjectLily write them, with random weights, from nets built here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -17,9 +15,7 @@ from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.nets.unet import UNet
 from zoo.audiosr.task import DiffusionTask
 from zoo.blocks.autoencoder import AutoencoderKL
-from zoo.common.configs import load_recipe
 from zoo.common.safe_load import load_foreign_checkpoint
-from zoo.common.systems import recipe_root
 from zoo.hifigan.nets.generator import Generator
 from zoo.runs.checkpoints import save_checkpoint
 from zoo.runs.init_from import init_from
@@ -224,10 +220,3 @@ def test_fine_tuning_uses_every_tensor_of_the_original(tmp_path: Path, caplog: p
         caplog.clear()
         init_from(model, path, min_matched=0.5)
         assert ("not used: net.unet" in caplog.text) == (fusion == "none")
-
-
-def test_recipes_of_fine_tuning_have_the_originals_fusion() -> None:
-    for name in ("finetune_unet_only", "finetune_global_encoder"):
-        model = load_recipe(recipe_root() / "audiosr" / f"{name}.yaml")["model"]["init_args"]
-        unet = model["net"]["init_args"]["unet"]["init_args"]
-        assert (unet["fusion"], unet["transformers_per_down_block"], model["latent_scale"]) == ("replace", 2, 1.0)

@@ -1,7 +1,5 @@
 """Estimates of the cut-off on sounds whose band is known to be full: made in code, or real noise played faster."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.signal import butter, fftconvolve, firwin, sosfilt

@@ -158,7 +158,7 @@ def test_silence_is_avoided(tmp_path: Path) -> None:
     assert silent > 0.5
 
 
-def test_uneven_broken_and_lonely_pairs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_uneven_and_broken_pairs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tone = (0.5 * np.sin(np.arange(8000))).astype(np.float32)
     for name in "abcd":
         files.write(tmp_path / "p" / "high" / f"{name}.wav", tone, RATE)
@@ -170,9 +170,6 @@ def test_uneven_broken_and_lonely_pairs(tmp_path: Path, caplog: pytest.LogCaptur
     items = [module.val_set[0], *(module.train_set[0, item] for item in range(len(module.train_set)))]
     lengths = sorted(int((item["high"] != 0).sum()) for item in items)
     assert len(lengths) == 3 and lengths[0] < 3001 < lengths[1]
-    (tmp_path / "p" / "low" / "c.wav").unlink()
-    with pytest.raises(ValueError, match=r"1 of 4 files.*no counterpart.*: c"):
-        data(tmp_path / "p", tmp_path, mode="paired")
 
 
 @pytest.mark.parametrize(
@@ -181,11 +178,10 @@ def test_uneven_broken_and_lonely_pairs(tmp_path: Path, caplog: pytest.LogCaptur
         (("a/x.wav", "b/y.wav"), ("c/x.wav", "b/y.wav"), "1 of 2"),  # of the same stem in another folder
         (("x.wav", "x.flac", "y.wav"), ("x.wav", "y.wav"), "2 of 3"),
         (("x.wav", "y.wav"), ("x.wav", "x.flac", "y.wav"), "1 of 2"),
+        (("x.wav", "y.wav"), ("y.wav",), "1 of 2"),
     ],
 )
-def test_each_clip_has_a_counterpart_of_its_own(
-    tmp_path: Path, high: tuple[str, ...], low: tuple[str, ...], misfits: str
-) -> None:
+def test_each_clip_has_a_counterpart_of_its_own(tmp_path: Path, high: tuple, low: tuple, misfits: str) -> None:
     for folder, names in (("high", high), ("low", low)):
         for name in names:
             files.write(tmp_path / "p" / folder / name, np.full(8000, 0.1, np.float32), RATE)

@@ -1,7 +1,5 @@
 """UNet, global encoder, denoiser, mel features and discriminator against what they should compute."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -101,11 +101,10 @@ def test_configuration(tmp_path):
     assert recipe["data"]["init_args"]["agents"].startswith("${model.init_args.crowd.")
     assert recipe["data"]["init_args"]["max_length"] == 768 and recipe["data"]["init_args"]["root"].endswith("/gsm8k")
     assert {each.partition(":")[0] for each in left} == {"use_deepspeed", "output_dir", "eval_batch_size"}
-    path.write_text(yaml.safe_dump({**MAIN, "max_train_steps": 17}))
+    others = {"max_train_steps": 17, "lora_target_modules": "all-linear", "tokenizer_name": "gpt2"}
+    path.write_text(yaml.safe_dump({**MAIN, **others}))
     recipe, left = convert_config(path)
     assert recipe["trainer"]["max_steps"] == 17 and "epochs" in left  # which then say nothing
-    path.write_text(yaml.safe_dump({**MAIN, "lora_target_modules": "all-linear", "tokenizer_name": "gpt2"}))
-    recipe, _ = convert_config(path)
     assert recipe["model"]["init_args"]["crowd"]["init_args"]["agents"]["init_args"]["targets"] == "all-linear"
     assert recipe["data"]["init_args"]["tokenizer"]["init_args"] == {"source": "gpt2"}
     path.write_text(yaml.safe_dump({**MAIN, "initialize_adapters_rand": "false"}))
