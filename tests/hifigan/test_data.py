@@ -114,11 +114,9 @@ def test_features_lie_at_the_path_of_their_clip(tmp_path: Path) -> None:
         np.save(target, np.full((3, 16), float(place), np.float32))
     module = data(tmp_path / "c", tmp_path, folder)
     assert [float(module.train_set[0, item]["features"][0, 0]) for item in range(3)] == [0.0, 1.0, 2.0]
-    (tmp_path / "flat").mkdir()
-    for stem in "12":
-        np.save(tmp_path / "flat" / f"{stem}.npy", np.zeros((3, 16), np.float32))
-    with pytest.raises(FileNotFoundError, match=r"5 clips .*/a/1\.npy"):
-        data(tmp_path / "c", tmp_path, tmp_path / "flat")
+    (folder / "wavs/a/1.npy").unlink()
+    with pytest.raises(FileNotFoundError, match=r"1 clips .*/a/1\.npy"):
+        data(tmp_path / "c", tmp_path, folder)
 
 
 def test_features_must_fit_audio_and_net(tmp_path: Path) -> None:

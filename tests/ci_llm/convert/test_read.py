@@ -103,9 +103,6 @@ def test_agents_from_accelerates_state_of_several_processes(tmp_path):
     for number in (0, 1, 10):
         (folder / f"agent{number}_weights.pth").unlink()
     assert_same_weights(read_original(folder).weights, adapters.weights)
-    (folder / "model.safetensors").write_bytes(b"torn")
-    with pytest.raises(ValueError, match="not a readable safetensors file"):
-        read_original(folder)
 
 
 def test_names_of_other_adapters():
@@ -117,8 +114,7 @@ def test_names_of_other_adapters():
     assert_same_weights([adapter_weights(named, "agent1", "file")], [weights])
     for content, message in (
         ({**weights, "model.norm.weight": torch.ones(1)}, r"no LoRA weights of peft: model\.norm\.weight"),
-        (others, "holds no LoRA weights"),
-        (dict(list(weights.items())[1:]), "is missing; is the file complete"),
+        (dict(list(weights.items())[1:]), "is missing"),
     ):
         with pytest.raises(ValueError, match=message):
             adapter_weights(content, "agent1", "file")

@@ -46,7 +46,7 @@ def test_the_cache_changes_nothing(llama, rule):
     assert torch.equal(texts, uncached(llama, IDS, MASK, rule))
 
 
-@pytest.mark.parametrize("made", [{"name": "gpt2"}, {"top_layers": 1}], ids=["gpt2", "trunk"])
+@pytest.mark.parametrize("made", [{"name": "gpt2"}, {"name": "gemma2"}, {"top_layers": 1}], ids=str)
 def test_other_backbones_and_a_shared_trunk(made):
     other = crowd(**made)
     assert torch.equal(generate(other, IDS, MASK, Mean(), NEW), uncached(other, IDS, MASK, Mean()))

@@ -3,9 +3,8 @@
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
-from tests.ci_llm.crowd_parts import CONFIGS, batch, crowd
+from tests.ci_llm.crowd_parts import batch, crowd
 from zoo.ci_llm import Crowd, Diversity
 from zoo.ci_llm.losses.objective import CrowdLoss, CrowdObjective
 
@@ -101,20 +100,3 @@ def test_chunked_computes_chunks_twice_and_scales_inside():
     net.backbone.blocks[0].register_forward_hook(lambda module, args, output: rows.append(len(output)))
     step(net)
     assert rows == [6, 3, 6, 3]
-
-
-@pytest.mark.parametrize("top", [None, 1])
-@pytest.mark.parametrize("name", CONFIGS)
-def test_one_cache_serves_all_agents(name, top):
-    net = crowd(name, mode="sequential", top_layers=top).eval()
-    ids, mask = torch.randint(3, 40, (2, 7)), torch.tensor([[1] * 7, [0] * 2 + [1] * 5])
-    cache = DynamicCache(config=net.backbone.model.config)
-    with torch.no_grad():
-        uncached = net(ids, mask)
-        prompt = net.outputs(ids[:, :5], mask[:, :5], cache=cache).logits
-        steps = [net.outputs(ids[:, t : t + 1], mask[:, : t + 1], cache=cache).logits for t in (5, 6)]
-        last = net.outputs(ids, mask, logits_to_keep=1).logits
-    real = mask.bool()
-    cached = torch.cat([prompt, *steps], 2)
-    torch.testing.assert_close(cached[:, real], uncached[:, real], atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(last, uncached[:, :, -1:], atol=1e-5, rtol=1e-4)
