@@ -49,13 +49,6 @@ def test_exactly_the_groups_of_a_mode_change(trains: Any, groups: list[str], tmp
     assert moved == (statistics if "global_encoder" in groups else [])
 
 
-def test_frozen_parts_rest_through_changes_of_mode() -> None:
-    model = task(denoiser("residual"), trains="unet_only")
-    assert model.net.global_encoder is not None
-    model.train()
-    assert model.net.unet.training and not any(each.training for each in model.net.global_encoder.modules())
-
-
 @pytest.mark.parametrize("trains", ["global_encoder", ["middle_block", "vae"], []])
 def test_groups_that_a_net_has_not_are_refused(trains: Any) -> None:
     with pytest.raises(ValueError, match="this net has the groups"):

@@ -19,10 +19,6 @@ from zoo.ci_llm.evaluation.scoring import fit_weights
 KEY = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 
 
-def fit_without_room(_: Path) -> None:
-    fit_weights(byte_crowd(context=8), ByteTokenizer(), TextFormat(), [Example("2 + 3", "5", "x", 1)])
-
-
 def load_changed(change: Any) -> None:
     agents = crowd().agents
     agents.load_adapter(0, change(agents.adapter(0)))
@@ -45,7 +41,8 @@ def load_changed(change: Any) -> None:
         (lambda _: FittedMixture([1, 1]).start(3, 1), "2 fitted weights for 3 agents"),
         (lambda _: fit_dirichlet(torch.full((2, 2), float("nan"))), "no NaN"),
         (lambda _: gold_answer("none", "here"), "here: no number in the right answer"),
-        (fit_without_room, "no prompt of 1 leaves a token"),
+        (lambda _: fit_weights(byte_crowd(context=8), ByteTokenizer(), TextFormat(), [Example("2 + 3", "5", "x", 1)]),
+         "no prompt of 1 leaves a token"),
         (lambda _: TextBatches([5, 6], batch_size=3), "do not fill one batch"),
         (lambda _: TextBatches([300], token_budget=500, agents=2), "token_budget is 500, .* needs 600"),
     ],

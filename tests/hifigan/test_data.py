@@ -9,7 +9,7 @@ import torch
 from zoo.audio.corpora.corpus import CorpusOptions, corpus_files
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
-from zoo.hifigan.data import Clips, Crops, FeatureOptions, ValidationSplit, VocoderData
+from zoo.hifigan.data import FeatureOptions, ValidationSplit, VocoderData
 from zoo.hifigan.nets.generator import Generator
 
 RATE, HOP = 8000, 64
@@ -47,10 +47,6 @@ def write_speakers(root: Path) -> None:
 def write_features(root: Path) -> None:
     for path in files.find_audio_files(root):
         np.save(path.with_suffix(".npy"), np.zeros((3, 16), np.float32))
-
-
-def names_of(dataset: Crops | Clips) -> list[str]:
-    return [dataset.corpus.names[index] for index in dataset.indices]
 
 
 def test_crops_are_scaled_and_keyed(corpus: Path, tmp_path: Path) -> None:
@@ -131,17 +127,6 @@ def test_features_must_fit_audio_and_net(tmp_path: Path) -> None:
         np.save(tmp_path / "c" / "b" / "1.npy", np.zeros(shape, np.float32))
         with pytest.raises(ValueError, match=r"1 clips .*b/1\.npy.*, 16\)"):
             data(tmp_path / "c", tmp_path, tmp_path / "c")
-
-
-def test_clips_shorter_than_a_frame_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write_speakers(tmp_path / "c")
-    for name in ("a/0", "e/1"):
-        files.write(tmp_path / "c" / f"{name}.wav", np.full(HOP - 1, 0.1, np.float32), RATE)
-    write_features(tmp_path / "c")
-    module = data(tmp_path / "c", tmp_path, tmp_path / "c")
-    assert names_of(module.train_set) == ["a/1.wav", "a/2.wav", "b/1.wav", "b/2.wav"]
-    assert names_of(module.val_set) == ["d/1.wav"]
-    assert "a/0.wav" in caplog.text and "e/1.wav" in caplog.text
 
 
 def test_missing_corpus(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from zoo.hifigan.nets.conditioners import ConformerConditioner
+from zoo.hifigan.nets.conditioners import ConformerConditioner, PrenetConditioner
 from zoo.hifigan.nets.generator import Generator
 
 V3 = {
@@ -54,12 +54,17 @@ def test_whole_frames_and_exact_receptive_field(arguments):
     assert max(20 - int(touched[0]), int(touched[-1]) - 20) == generator.receptive_frames
 
 
-def test_conditioner_slot():
+@pytest.mark.parametrize(("frames", "expected"), [(9, 15), (50, 86), (100, 172)])
+def test_prenet_changes_the_frame_rate(frames, expected):
+    prenet = PrenetConditioner(8, 5, layers=1, heads=2, kernel_size=3).eval()
+    assert prenet(torch.zeros(1, 8, frames)).shape == (1, 5, expected)
+
+
+def test_conditioner_has_no_weight_norm_and_must_fit():
     conformer = ConformerConditioner(6, 4, dim=8, heads=2, ffn_dim=8, kernel_size=3)
-    with_context = Generator(**(SMALL | {"in_channels": 6}), conditioner=conformer)
-    assert with_context.receptive_frames is None
+    Generator(**(SMALL | {"in_channels": 6}), conditioner=conformer)
     assert not any("parametrizations" in name for name in conformer.state_dict())
-    with pytest.raises(ValueError, match="in_channels is 4 and the conditioner takes 6"):
+    with pytest.raises(ValueError, match="conditioner takes 6"):
         Generator(**SMALL, conditioner=conformer)
 
 
