@@ -25,7 +25,10 @@ def train(case, rank, world, folder, **arguments):
         diversity=term,
         optimizer=partial(torch.optim.SGD, lr=2.0),
     )
-    mine = [rows(texts(BATCH, seed=step), *range(rank, BATCH, world)) for step in range(STEPS)]
+    numbers = range(rank, BATCH, world)
+    if case == "gathered" and world == 2:  # ranks may have different numbers of texts
+        numbers = (range(3), range(3, BATCH))[rank]
+    mine = [rows(texts(BATCH, seed=step), *numbers) for step in range(STEPS)]
     val = [rows(texts(BATCH + 1, seed=9), number) for number in range(rank, BATCH + 1, world)]
     parts = 1
     if case == "accumulated":

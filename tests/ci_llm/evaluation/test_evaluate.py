@@ -122,11 +122,7 @@ def test_a_prompt_that_does_not_fit_is_wrong(tmp_path: Path) -> None:
 
 
 def test_answers_are_graded_by_both_extractions() -> None:
-    texts = {
-        "agents": ["so 7\n#### 7", "8", "7 it is"],
-        "mean": ["#### 1,000"],
-        SELF_CONSISTENCY: ["1", "7", "7"],
-    }
+    texts = {"agents": ["so 7\n#### 7", "8", "7 it is"], "mean": ["#### 1,000"], SELF_CONSISTENCY: ["1", "7", "7"]}
     row = grade(texts, Decimal(7), (1, 3))
     strict, flexible = row["correct"]["strict"], row["correct"]["flexible"]
     assert [strict[f"agent_{k}"] for k in range(3)] == [True, False, False]

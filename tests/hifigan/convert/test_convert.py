@@ -10,14 +10,7 @@ import zoo
 from zoo.audio.analysis.mel import LogMel
 from zoo.common.build import build
 from zoo.convert.engine import EMA_NOTE, NO_TRAINING
-from zoo.hifigan.convert import (
-    convert,
-    convert_config,
-    from_original,
-    is_original,
-    original_state,
-    to_original,
-)
+from zoo.hifigan.convert import convert, convert_config, from_original, is_original, original_state, to_original
 from zoo.hifigan.convert.config import DEFAULTS, generator_spec
 from zoo.hifigan.convert.layouts import to_original_names
 from zoo.hifigan.convert.vocos import VocosConverter
