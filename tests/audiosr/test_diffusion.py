@@ -31,8 +31,8 @@ def generate(sampler, diffusion, rows=16, size=256) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("prediction", ["v", "noise"])
 @pytest.mark.parametrize(
     "sampler",
-    [DDIM(100), DDIM(100, 1.0), DDIM(100, 1.0, "original"), DDIM(100, grid="original"), DPMSolver(15), DPMSolver(30)],
-    ids=["ddim", "ddim-eta1", "ddim-eta1-original", "ddim-original", "dpm-15", "dpm-30"],
+    [DDIM(100), DDIM(100, 1.0), DDIM(100, 1.0, "original"), DPMSolver(15)],
+    ids=["ddim", "ddim-eta1", "ddim-eta1-original", "dpm"],
 )
 def test_the_datas_spread_is_kept(sampler, prediction):
     _, x0 = generate(sampler, CosineDiffusion(prediction=prediction))
@@ -80,15 +80,11 @@ def test_grids():
     assert len(dense) == 16 and dense[0] == 999 and gaps == sorted(gaps, reverse=True)
 
 
-STEPS = torch.tensor([0, 400, 998])
-
-
 @pytest.mark.parametrize("prediction", ["v", "noise"])
 def test_a_perfect_prediction_gives_data_and_noise_back(prediction):
     diffusion = CosineDiffusion(prediction=prediction).double()
     torch.manual_seed(0)
-    x0, noise = torch.randn(2, 3, 4, 5, 2).double()
-    x = diffusion.add_noise(x0, noise, STEPS)
-    output = diffusion.target(x0, noise, STEPS)
-    torch.testing.assert_close(diffusion.to_x0(x, output, STEPS), x0, atol=1e-4, rtol=0)
-    torch.testing.assert_close(diffusion.to_noise(x, output, STEPS), noise, atol=1e-5, rtol=0)
+    (x0, noise), steps = torch.randn(2, 3, 4, 5, 2).double(), torch.tensor([0, 400, 998])
+    x, output = diffusion.add_noise(x0, noise, steps), diffusion.target(x0, noise, steps)
+    torch.testing.assert_close(diffusion.to_x0(x, output, steps), x0, atol=1e-4, rtol=0)
+    torch.testing.assert_close(diffusion.to_noise(x, output, steps), noise, atol=1e-5, rtol=0)

@@ -29,7 +29,6 @@ def load_changed(change: Any) -> None:
     [
         (lambda _: crowd(targets=("q_proj", "c_attn")), "have no c_attn"),
         (lambda _: crowd(targets="q_proj"), "regular expression"),
-        (lambda _: crowd(targets=()), "targets"),
         (lambda _: crowd(top_layers=3), "2 blocks"),
         (lambda _: task(diversity=Diversity(0.1, layer=3)), "layer"),
         (lambda _: load_changed(lambda w: {f"{k}.agent1" if k == KEY else k: v for k, v in w.items()}),

@@ -44,11 +44,6 @@ def write_speakers(root: Path) -> None:
         files.write(root / f"{name}.wav", np.full(16 * HOP, 0.1 * (place + 1), np.float32), RATE)
 
 
-def write_features(root: Path) -> None:
-    for path in files.find_audio_files(root):
-        np.save(path.with_suffix(".npy"), np.zeros((3, 16), np.float32))
-
-
 def test_crops_are_scaled_and_keyed(corpus: Path, tmp_path: Path) -> None:
     module = data(corpus, tmp_path)
     assert (len(module.train_set), len(module.val_set)) == (4, 2)
@@ -117,7 +112,8 @@ def test_features_lie_at_the_path_of_their_clip(tmp_path: Path) -> None:
 
 def test_features_must_fit_audio_and_net(tmp_path: Path) -> None:
     write_speakers(tmp_path / "c")
-    write_features(tmp_path / "c")
+    for path in files.find_audio_files(tmp_path / "c"):
+        np.save(path.with_suffix(".npy"), np.zeros((3, 16), np.float32))
     for channels, rates, message in ((4, (8, 8), r"\(4, 16\)"), (3, (8, 4), "is 64, expected 32")):
         kernels = [2 * rate for rate in rates]
         generator = Generator(channels, 8, rates, kernels, resblock_kernel_sizes=(3,), resblock_dilation_sizes=((1,),))

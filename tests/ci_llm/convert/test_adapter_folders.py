@@ -45,10 +45,11 @@ def test_folders_follow_the_checkpoints(tmp_path):
     for name in ("checkpoint_step_one", "checkpoint_step_1_old", "peft_step_one"):  # a user's
         (tmp_path / name).mkdir(parents=True)
     names: list[list[str]] = []
-    record = LambdaCallback(
-        on_train_batch_end=lambda *_: names.append([path.name for path in tmp_path.glob("peft_step_[2-9]")])
-    )
-    run(tmp_path, byte_task(2), others=[record])
+
+    def record(*_) -> None:
+        names.append([path.name for path in tmp_path.glob("peft_step_[2-9]")])
+
+    run(tmp_path, byte_task(2), others=[LambdaCallback(on_train_batch_end=record)])
     # recorded before the save of every second batch: one folder for the one checkpoint that remains
     assert names == [[], [], ["peft_step_2"], ["peft_step_2"], ["peft_step_4"], ["peft_step_4"]]
     assert [path.stem for path in tmp_path.glob("*.ckpt")] == ["step_00000006"]
