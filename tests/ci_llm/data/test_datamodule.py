@@ -81,7 +81,7 @@ def test_too_long_is_cut_or_dropped(tmp_path, caplog):
 def test_invalid_lines_are_named(tmp_path, line, message):
     path = tmp_path / "train.jsonl"
     path.write_text('{"question": "a", "answer": "b"}\n' + line + "\n")
-    with pytest.raises(ValueError, match="train.jsonl, line 2: " + message):
+    with pytest.raises(ValueError, match="train.jsonl, line 2: .*" + message):
         read_examples([path], *FIELDS)
 
 
@@ -102,9 +102,11 @@ def test_tables(tmp_path, kind):
     assert [(e.prompt, e.answer, e.line) for e in read_examples(files, "p", "q")] == [("a", "c", 1), ("b", "d", 2)]
     with pytest.raises(ValueError, match="its columns are p, q, other, tags"):
         read_examples(files, *FIELDS)
-    path.write_bytes(path.read_bytes()[:4] + bytes(16) + path.read_bytes()[20:])
-    with pytest.raises(ValueError, match=f"{path.name}: no readable"):
-        read_examples(files, "p", "q")
+    content = path.read_bytes()
+    for damaged in (b"nothing of the kind", *([content[:4] + bytes(16) + content[20:]] if kind == "parquet" else [])):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=f"{path.name}: no readable"):
+            read_examples(files, "p", "q")
 
 
 def test_files_of_splits(tmp_path):
