@@ -1,7 +1,5 @@
 """Small files as AudioSR and ProjectLily write them, with random weights, from nets built here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +15,13 @@ from zoo.hifigan.nets.generator import Generator
 
 MELS, HEAD, CONTEXT = 32, 16, 16
 VOCODER: dict[str, Any] = {
-    "in_channels": MELS,
-    "initial_channels": 16,
-    "upsample_rates": [5, 2],
-    "upsample_kernel_sizes": [10, 4],
-    "resblock_kernel_sizes": [3],
-    "resblock_dilation_sizes": [[1, 3, 5]],
-}
+    "in_channels": MELS, "initial_channels": 16, "upsample_rates": [5, 2], "upsample_kernel_sizes": [10, 4],
+    "resblock_kernel_sizes": [3], "resblock_dilation_sizes": [[1, 3, 5]],
+}  # fmt: skip
 UNET: dict[str, Any] = {
-    "in_channels": 8,
-    "out_channels": 4,
-    "channels": 32,
-    "multipliers": (1, 1),
-    "blocks": 1,
-    "attention_factors": (2,),
+    "in_channels": 8, "out_channels": 4, "channels": 32, "multipliers": (1, 1), "blocks": 1, "attention_factors": (2,),
     "head_channels": HEAD,
-}
+}  # fmt: skip
 
 
 def nets(layout: str, seed: int = 0) -> dict[str, nn.Module]:
@@ -98,11 +87,7 @@ def config(layout: str, **train: Any) -> dict[str, Any]:
         "scale_by_std": True,
     }
     data = {"sample_rate": 16000, "n_fft": 512, "hop_length": 10, "n_mels": MELS, "fmin": 20.0, "fmax": 8000.0}
-    return {
-        "model": {"target": f"{module}.LatentDiffusion", "params": params},
-        "data": data,
-        "train": train,
-    }
+    return {"model": {"target": f"{module}.LatentDiffusion", "params": params}, "data": data, "train": train}
 
 
 def write(folder: Path, layout: str, content: Any, name: str = "step_40.pt") -> Path:

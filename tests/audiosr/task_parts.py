@@ -1,7 +1,5 @@
 """Tiny parts of the training stages, and a datamodule of synthetic clips."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -33,8 +31,8 @@ def generate(sampler, diffusion, rows=16, size=256) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("prediction", ["v", "noise"])
 @pytest.mark.parametrize(
     "sampler",
-    [DDIM(100), DDIM(100, 1.0), DDIM(100, 1.0, "original"), DDIM(100, grid="original"), DPMSolver(15), DPMSolver(30)],
-    ids=["ddim", "ddim-eta1", "ddim-eta1-original", "ddim-original", "dpm-15", "dpm-30"],
+    [DDIM(100), DDIM(100, 1.0), DDIM(100, 1.0, "original"), DPMSolver(15)],
+    ids=["ddim", "ddim-eta1", "ddim-eta1-original", "dpm"],
 )
 def test_the_datas_spread_is_kept(sampler, prediction):
     _, x0 = generate(sampler, CosineDiffusion(prediction=prediction))
@@ -55,30 +53,20 @@ def test_the_exact_solution_is_approached_and_dpm_solver_is_nearer():
 
 @pytest.mark.parametrize("prediction", ["v", "noise"])
 @pytest.mark.parametrize("make", [DDIM, DPMSolver])
-@pytest.mark.parametrize("steps", [1, 2, 1000])
-def test_nothing_is_infinite_from_pure_noise_to_clean_data(make, steps, prediction):
+def test_nothing_is_infinite_from_pure_noise_to_clean_data(make, prediction):
     diffusion = CosineDiffusion(prediction=prediction)
-    for grid in ("trailing", "dense", "original"):
+    for steps, grid in itertools.product((1, 2, 1000), ("trailing", "dense", "original")):
         x0 = make(steps, grid=grid).sample(perfect(diffusion), torch.ones(2, 3), diffusion)
         assert x0.isfinite().all()
 
 
 def test_a_rows_noise_depends_on_its_seed_only():
-    many = list(itertools.islice(row_noise([5, 9, 2**63], (3, 7)), 3))
-    alone = list(itertools.islice(row_noise([9], (3, 7)), 3))
-    for batch, row in zip(many, alone, strict=True):
-        assert torch.equal(batch[1:2], row)
-    assert not torch.equal(many[0], many[1])
     diffusion, sampler = CosineDiffusion(), DDIM(4, eta=1.0)
     rows = []
-    for seeds in ([3, 4], [4]):
+    for seeds in ([2**63, 4], [4]):
         noises = row_noise(seeds, (8,))
-        rows.append(sampler.sample(perfect(diffusion), next(noises), diffusion, noises)[-1])
-    assert torch.equal(*rows)
-    with pytest.raises(ValueError, match="at least one seed"):
-        next(row_noise([], (2,)))
-    with pytest.raises(ValueError, match="pass noises"):
-        sampler.sample(perfect(diffusion), torch.ones(1, 2), diffusion)
+        rows.append(sampler.sample(perfect(diffusion), next(noises), diffusion, noises))
+    assert torch.equal(rows[0][1], rows[1][0]) and not torch.equal(*rows[0])
 
 
 def test_grids():
@@ -89,20 +77,14 @@ def test_grids():
         assert len(set(time_grid(steps, "dense", 1000))) == steps + 1  # as many evaluations as steps
     dense = time_grid(15, "dense", 1000)
     gaps = [a - b for a, b in itertools.pairwise(dense)]
-    assert len(dense) == 16
-    assert dense[0] == 999
-    assert gaps == sorted(gaps, reverse=True)
-
-
-STEPS = torch.tensor([0, 400, 998])
+    assert len(dense) == 16 and dense[0] == 999 and gaps == sorted(gaps, reverse=True)
 
 
 @pytest.mark.parametrize("prediction", ["v", "noise"])
 def test_a_perfect_prediction_gives_data_and_noise_back(prediction):
     diffusion = CosineDiffusion(prediction=prediction).double()
     torch.manual_seed(0)
-    x0, noise = torch.randn(2, 3, 4, 5, 2).double()
-    x = diffusion.add_noise(x0, noise, STEPS)
-    output = diffusion.target(x0, noise, STEPS)
-    torch.testing.assert_close(diffusion.to_x0(x, output, STEPS), x0, atol=1e-4, rtol=0)
-    torch.testing.assert_close(diffusion.to_noise(x, output, STEPS), noise, atol=1e-5, rtol=0)
+    (x0, noise), steps = torch.randn(2, 3, 4, 5, 2).double(), torch.tensor([0, 400, 998])
+    x, output = diffusion.add_noise(x0, noise, steps), diffusion.target(x0, noise, steps)
+    torch.testing.assert_close(diffusion.to_x0(x, output, steps), x0, atol=1e-4, rtol=0)
+    torch.testing.assert_close(diffusion.to_noise(x, output, steps), noise, atol=1e-5, rtol=0)

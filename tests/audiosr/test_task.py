@@ -2,7 +2,6 @@
 
 import logging
 import math
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -55,18 +54,15 @@ def test_zeros_after_a_short_clip_are_not_measured() -> None:
 
 
 def test_dropped_condition_is_the_originals_constant(tmp_path: Path) -> None:
-    for dropout in (1.0, 0.0):
-        model, seen = task(latent_scale=2.0, condition=ConditionOptions(dropout=dropout)), []
-        model.net.unet.register_forward_pre_hook(lambda module, inputs, seen=seen: seen.append(inputs[0].detach()))
-        trainer(tmp_path, max_steps=1).fit(model, datamodule=Data())
-        is_empty = torch.isclose(seen[-1][:, 2:], torch.tensor(-11.4981 * 2))
-        assert is_empty.all() if dropout else not is_empty.any()
+    model, seen = task(latent_scale=2.0, condition=ConditionOptions(dropout=1.0)), []
+    model.net.unet.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].detach()))
+    trainer(tmp_path, max_steps=1).fit(model, datamodule=Data())
+    assert torch.isclose(seen[-1][:, 2:], torch.tensor(-11.4981 * 2)).all()
 
 
 def test_condition_is_dropped_item_by_item() -> None:
     sampled = sample_step_noise(range(4000), (1,), 1000, 0.1)
     assert float(sampled.keep_condition.float().mean()) == pytest.approx(0.9, abs=0.02)
-    assert sampled.times.min() >= 0 and sampled.times.max() <= 999
     assert float(sampled.times.float().mean()) == pytest.approx(500, abs=20)
     alone = sample_step_noise([17], (1,), 1000, 0.1)
     for full, one in zip(sampled, alone, strict=True):
@@ -81,7 +77,6 @@ def test_validation_has_no_chance_in_it(tmp_path: Path) -> None:
         run.validate(model, datamodule=Data(), verbose=False)
         values.append({key: float(value) for key, value in run.callback_metrics.items()})
     assert values[0] == values[1] and set(values[0]) == {"val/loss", "val/latent"}
-    assert values[0]["val/loss"] > 0
 
 
 def test_parts_of_a_batch_add_up_to_the_whole() -> None:
@@ -113,8 +108,7 @@ def test_global_encoder_hears_the_input_or_as_the_original_the_target(tmp_path: 
     for received_audio, key in (("lowres", "low"), ("target", "high")):
         model = task(denoiser("residual"), condition=ConditionOptions(global_input=received_audio))
         high, low = model._mels(batch)
-        inputs = model._full_audio(high, low)
-        assert inputs is not None and torch.equal(inputs, crop_to_multiple(features()(batch[key]), 4))
+        assert torch.equal(model._full_audio(high, low), crop_to_multiple(features()(batch[key]), 4))
 
 
 def test_parts_that_do_not_fit() -> None:
@@ -122,20 +116,16 @@ def test_parts_that_do_not_fit() -> None:
         task(autoencoder=FrozenAutoencoder(config={**AUTOENCODER, "latent_channels": 4}))
     with pytest.raises(ValueError, match="from 40 bands"):
         task(vocoder=FrozenVocoder(config={**VOCODER, "in_channels": 40}))
-    for name, cls, arguments in (
-        ("autoencoder", "zoo.audiosr.MelFeatures", {"n_fft": 512}),
-        ("vocoder", "zoo.audio.LogMel", {"n_fft": 512, "win_length": 512, "f_min": 20.0}),
+    sizes = {"sample_rate": RATE, "hop_length": 160, "n_mels": 32, "n_fft": 512}
+    for name, net, cls, arguments in (
+        ("autoencoder", FrozenAutoencoder(config=AUTOENCODER), "zoo.audiosr.MelFeatures", {}),
+        ("vocoder", FrozenVocoder(config=VOCODER), "zoo.audio.LogMel", {"win_length": 512, "f_min": 20.0}),
     ):
-        net = FrozenAutoencoder(config=AUTOENCODER) if name == "autoencoder" else FrozenVocoder(config=VOCODER)
-        sizes = {"sample_rate": RATE, "hop_length": 160, "n_mels": 32, **arguments}
-        for f_max in (8000.0, 3000.0):
-            spec = {"class_path": cls, "init_args": {**sizes, "f_max": f_max}}
-            net.description = net.description._replace(others={"features": spec, "mel": spec})
-            with (
-                nullcontext() if f_max == 8000 else pytest.raises(ValueError, match=f"the {name} was trained on other")
-            ):
-                task(**{name: net})
-
-
-def test_a_fusion_that_replaces_leaves_parameters_unused() -> None:
-    assert task(denoiser("replace")).find_unused_parameters and not task().find_unused_parameters
+        fits, other = (
+            {"class_path": cls, "init_args": {**sizes, **arguments, "f_max": f_max}} for f_max in (8000.0, 3000.0)
+        )
+        net.description = net.description._replace(others={"features": fits, "mel": fits})
+        task(**{name: net})
+        net.description = net.description._replace(others={"features": other, "mel": other})
+        with pytest.raises(ValueError, match=f"the {name} was trained on other"):
+            task(**{name: net})

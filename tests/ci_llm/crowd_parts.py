@@ -8,13 +8,9 @@ from zoo.ci_llm import Agents, Backbone, Crowd
 
 _COMMON = {"num_hidden_layers": 2, "vocab_size": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _LLAMA_LIKE = {
-    **_COMMON,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    **_COMMON, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 8,
-}
+}  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **_LLAMA_LIKE},
     "gemma2": {"model_type": "gemma2", **_LLAMA_LIKE, "sliding_window": 4, "query_pre_attn_scalar": 8},

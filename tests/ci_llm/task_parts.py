@@ -70,9 +70,3 @@ def loader(batches: list[dict[str, torch.Tensor]]) -> DataLoader:
 
 def weights(module: L.LightningModule) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in module.crowd.agents.named_parameters()}
-
-
-def padding_share(lengths, batches) -> float:
-    """The share of padding in batches, indices of texts, that are padded to their longest text."""
-    selected = [lengths[list(batch)] for batch in batches]
-    return 1 - sum(each.sum() for each in selected) / sum(each.max() * len(each) for each in selected)

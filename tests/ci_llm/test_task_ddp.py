@@ -25,7 +25,10 @@ def train(case, rank, world, folder, **arguments):
         diversity=term,
         optimizer=partial(torch.optim.SGD, lr=2.0),
     )
-    mine = [rows(texts(BATCH, seed=step), *range(rank, BATCH, world)) for step in range(STEPS)]
+    numbers = range(rank, BATCH, world)
+    if case == "gathered" and world == 2:  # ranks may have different numbers of texts
+        numbers = (range(3), range(3, BATCH))[rank]
+    mine = [rows(texts(BATCH, seed=step), *numbers) for step in range(STEPS)]
     val = [rows(texts(BATCH + 1, seed=9), number) for number in range(rank, BATCH + 1, world)]
     parts = 1
     if case == "accumulated":
@@ -66,13 +69,7 @@ def test_two_processes_equal_one(ranks, case, tmp_path):
     start = weights(task())
     for key, value in single.items():
         assert torch.equal(ranks[0][case][key], ranks[1][case][key])
-        torch.testing.assert_close(
-            ranks[0][case][key].double(),
-            value.double(),
-            atol=1e-6,
-            rtol=1e-5,
-            msg=lambda said, key=key: f"{key}: {said}",
-        )
+        torch.testing.assert_close(ranks[0][case][key].double(), value.double(), atol=1e-6, rtol=1e-5, msg=key)
     assert all(float((single[key] - start[key]).abs().max()) > 1e-4 for key in start)
 
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -35,12 +33,7 @@ def noise(*shape) -> np.ndarray:
     return np.random.default_rng(0).uniform(-0.5, 0.5, shape).astype(np.float32)
 
 
-def full(vocoder: Vocoder, audio: np.ndarray) -> np.ndarray:
-    with torch.no_grad():
-        return vocoder.generator(vocoder.mel(torch.from_numpy(audio)))[:, 0].numpy()
-
-
-@pytest.mark.parametrize("frames", [1, 3, 20, 21, 31, 32, 33, 64, 200])
+@pytest.mark.parametrize("frames", [1, 20, 31, 32, 33, 200])
 @pytest.mark.parametrize("padding_mode", ["zeros", "replicate"])
 def test_chunks_equal_the_whole(small_chunks, frames, padding_mode):
     vocoder = build(padding_mode=padding_mode)
@@ -48,23 +41,23 @@ def test_chunks_equal_the_whole(small_chunks, frames, padding_mode):
     with torch.no_grad():
         expected = vocoder.generator(torch.from_numpy(mel)[None])[0, 0].numpy()
     np.testing.assert_allclose(vocoder.from_mel(mel), expected, atol=1e-6)
-    np.testing.assert_allclose(
-        np.concatenate(list(vocoder.stream(np.array_split(mel, 7, axis=1)))), expected, atol=1e-6
-    )
+    streamed = np.concatenate(list(vocoder.stream(np.array_split(mel, 7, axis=1))))
+    np.testing.assert_allclose(streamed, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("frames", [6, 25, 40, 64, 200])
+@pytest.mark.parametrize("frames", [6, 40, 200])
 def test_audio_chunks_equal_the_whole(small_chunks, frames):
     vocoder = build()
     audio = noise(2, 16 * frames)
-    np.testing.assert_allclose(vocoder(audio, 8000), full(vocoder, audio), atol=1e-6)
+    with torch.no_grad():
+        expected = vocoder.generator(vocoder.mel(torch.from_numpy(audio)))[:, 0].numpy()
+    np.testing.assert_allclose(vocoder(audio, 8000), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("samples", [1, 15, 100, 1601])
+@pytest.mark.parametrize("samples", [15, 1601])
 def test_output_is_as_long_as_the_input(samples):
     assert build()(noise(samples), 8000).shape == (samples,)
-    if samples > 1:  # (3, 1) is taken for one channel, transposed
-        assert build()(noise(3, samples), 8000).shape == (3, samples)
+    assert build()(noise(3, samples), 8000).shape == (3, samples)
 
 
 def test_global_conditioner_refuses_to_stream(small_chunks):
@@ -77,30 +70,18 @@ def test_global_conditioner_refuses_to_stream(small_chunks):
         list(attention.stream([mel]))
 
 
-def test_mel_files(tmp_path, small_chunks):
-    vocoder = build()
-    mel = noise(8, 77)
-    np.save(tmp_path / "mel.npy", mel[None])
-    torch.save(torch.from_numpy(mel), tmp_path / "mel.pt")
-    for name in ("mel.npy", "mel.pt"):
-        vocoder.process_file(tmp_path / name, tmp_path / "out.wav")
-        written, _ = files.read(tmp_path / "out.wav")
-        np.testing.assert_allclose(written[0], vocoder.from_mel(mel), atol=1 / 32768)
-
-
-def test_features_alone_need_no_front_end(tmp_path):
+def test_features_alone_need_no_front_end(tmp_path, small_chunks):
     vocoder = Vocoder(build().generator, sample_rate=8000)
     mels = noise(2, 8, 30)
     result = vocoder.from_mel(mels)
     np.testing.assert_allclose(result, build().from_mel(mels), atol=1e-6)
-    np.testing.assert_allclose(result[1], vocoder.from_mel(mels[1]), atol=1e-6)
-    np.save(tmp_path / "mel.npy", mels[0])
+    np.save(tmp_path / "mel.npy", mels[1])
     facts = vocoder.process_file(tmp_path / "mel.npy", tmp_path / "out.wav")
     assert facts["audio_seconds"] == 30 * 16 / 8000
+    np.testing.assert_allclose(files.read(tmp_path / "out.wav")[0][0], result[1], atol=1 / 32768)
     np.save(tmp_path / "wide.npy", noise(9, 20))
     for match, refuse in (
         ("takes features, not audio", lambda: vocoder(noise(100), 8000)),
-        ("one of them given", lambda: Vocoder(build().generator)),
         ("'n_mels': 4", lambda: build(in_channels=4)),
         (r"expected a mel \(8, F\), found \(9, 20\)", lambda: process(tmp_path / "wide.npy", tmp_path / "wide.wav")),
     ):

@@ -35,16 +35,12 @@ def test_generates_from_the_mel_of_the_audio_or_from_given_features() -> None:
     task = build(None)
     fake, real = task.generate({"audio": torch.randn(2, 640), "features": torch.randn(2, 8, 11)})
     assert fake.shape == real.shape == (2, 1, 640)
-    with pytest.raises(ValueError, match="data has no features"):
-        task.generate({"audio": torch.randn(2, 640)})
 
 
 @pytest.mark.parametrize(
     ("mel", "kwargs", "message"),
     [
         ({"hop_length": 32, "n_fft": 256}, {}, "'hop_length': 64"),
-        ({"n_mels": 4}, {}, "'n_mels': 8"),
-        ({"sample_rate": 16000}, {}, "sample_rate is 16000"),
         ({}, {"sample_rate": 22050}, "the audio's is 22050"),
         ({}, {"generator": MagnitudeVocos(8, 64, 1, 256)}, "MagnitudeVocos needs discriminators: {}"),
     ],

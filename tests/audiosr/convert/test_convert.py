@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -8,7 +6,6 @@ import yaml
 
 from tests.audiosr.lily import CONTEXT, MELS, UNET, VOCODER, config, nets, state_of, write
 from zoo.audiosr.convert import convert, convert_config, describe, from_original, is_original, original_state
-from zoo.audiosr.convert.net_sizes import autoencoder_settings
 from zoo.audiosr.convert.to_original import Nets, list_targets, write_original
 from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.losses import Latent
@@ -18,9 +15,7 @@ from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.nets.unet import UNet
 from zoo.audiosr.task import DiffusionTask
 from zoo.blocks.autoencoder import AutoencoderKL
-from zoo.common.configs import load_recipe
 from zoo.common.safe_load import load_foreign_checkpoint
-from zoo.common.systems import recipe_root
 from zoo.hifigan.nets.generator import Generator
 from zoo.runs.checkpoints import save_checkpoint
 from zoo.runs.init_from import init_from
@@ -39,12 +34,6 @@ def content(layout: str, made: dict) -> dict:
     remaining = {key: value + 1 for key, value in state.items() if value.is_floating_point() and "running" not in key}
     state = {f"module._orig_mod.{key}": value for key, value in state.items()}
     return {"state_dict": state | {"model_ema.diffusion_modelout2bias": torch.zeros(4)}, "ema": remaining}
-
-
-def test_widths_that_the_original_has_not_are_refused():
-    widths = {"block_out_channels": [64, 96], "layers_per_block": 1, "latent_channels": 4}
-    with pytest.raises(ValueError, match="multiples of the first"):
-        autoencoder_settings(widths)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -75,9 +64,7 @@ def test_nets_compute_time_first_what_the_file_computes(tmp_path: Path, layout: 
 def test_there_and_back(tmp_path: Path, layout: str) -> None:
     source = write(tmp_path / "theirs", layout, content(layout, nets(layout)))
     actual = tmp_path / "ours" / "step_00000040.ckpt"
-    report = convert(source, actual)
-    assert report["layout"] == layout
-    assert report["step"] == 40
+    assert convert(source, actual)["step"] == 40
     back = tmp_path / "back" / ("step_40.bin" if layout == "audiosr" else "step_40.pt")
     assert not any("features.kind" in note for note in convert(actual, back)["notes"])
     reference, again = load_foreign_checkpoint(source), load_foreign_checkpoint(back)
@@ -104,21 +91,16 @@ def test_a_folder_gives_its_best_checkpoint_by_the_score(tmp_path: Path) -> None
         save_checkpoint({}, path)
     expected = {"best_step_2.pt": best, "step_6.pt": newest, "final_ema.pt": newest}
     assert {path.name: origin for path, origin in list_targets(tmp_path, tmp_path / "out").items()} == expected
-    other = tmp_path / "ours.ckpt"
-    save_checkpoint({"global_step": 7}, other)
-    assert list_targets(other, tmp_path / "out") == {tmp_path / "out" / "step_7.pt": other}
 
 
 def test_an_export_restores(tmp_path: Path) -> None:
     made = nets("audiosr")
-    convert(
-        write(tmp_path, "audiosr", {"state_dict": state_of(made, "audiosr")}, "pytorch_model.bin"), tmp_path / "out"
-    )
+    path = write(tmp_path, "audiosr", {"state_dict": state_of(made, "audiosr")}, "pytorch_model.bin")
+    convert(path, tmp_path / "out")
     restorer = load(tmp_path / "out", restore={"guidance_scale": 1.0})
     assert float(restorer.net.latent_scale) == pytest.approx(0.37)
     assert restorer.features.kind == "audiosr"
     assert restorer.vocoder.net.last_slope == 0.01
-    assert convert(tmp_path / "out", tmp_path / "back.bin")["layout"] == "audiosr"
 
 
 def test_incomplete_nets_are_refused_and_unknown_names_counted(tmp_path: Path) -> None:
@@ -126,12 +108,9 @@ def test_incomplete_nets_are_refused_and_unknown_names_counted(tmp_path: Path) -
     state["strange.weight"] = torch.ones(1)
     facts = describe(write(tmp_path, "model.py", state))
     assert (facts["left out: CLAP"], facts["left out: unknown names"]) == ("1 tensors", "1 tensors")
-    wrong = [
-        ({key: value for key, value in state.items() if not key.endswith(name)}, "missing")
-        for name in ("model.diffusion_model.out.2.bias", ".encoder.norm_out.bias")  # the latter of both autoencoders
-    ]
-    for tensors, message in wrong:
-        with pytest.raises(ValueError, match=message):
+    for name in ("model.diffusion_model.out.2.bias", ".encoder.norm_out.bias"):  # the latter of both autoencoders
+        tensors = {key: value for key, value in state.items() if not key.endswith(name)}
+        with pytest.raises(ValueError, match="missing"):
             from_original(write(tmp_path, "model.py", tensors))
 
 
@@ -139,8 +118,7 @@ def test_incomplete_nets_are_refused_and_unknown_names_counted(tmp_path: Path) -
 def test_the_conditioners_autoencoder_must_be_the_first_stages(tmp_path: Path, layout: str) -> None:
     prefix = f"cond_stage_models.{'0' if layout == 'audiosr' else 'concat_lowpass_cond'}.vae."
     state = state_of(nets(layout), layout) | {f"{prefix}loss.logvar": torch.zeros(1)}
-    path = write(tmp_path, layout, state)
-    assert describe(path)["left out: the autoencoder's training loss"] == "1 tensors" and from_original(path)
+    assert from_original(write(tmp_path, layout, state))
     bias = f"{prefix}quant_conv.bias"
     for tensors in (
         {**state, bias: state[bias] + 1},
@@ -164,11 +142,10 @@ def test_projection_that_was_never_trained(tmp_path: Path) -> None:
     assert "net.global_encoder.pos_encoding" in original_state(path)
 
 
-@pytest.mark.parametrize("heads", [2, 8])
 @torch.no_grad()
-def test_heads_of_modelv1_from_the_configuration(tmp_path: Path, heads: int) -> None:
+def test_heads_of_modelv1_from_the_configuration(tmp_path: Path) -> None:
     """Both ways: what the shapes do not show stands in config.yaml, beside what is written as beside what is read."""
-    made = nets("modelV1")
+    made, heads = nets("modelV1"), 8
     made["encoder"] = GlobalEncoder(MELS, 128, heads, 2, context_channels=CONTEXT).eval()
     settings = config("modelV1")
     settings["model"]["params"]["unet_config"]["params"]["global_encoder_heads"] = heads
@@ -209,7 +186,6 @@ def test_refusals(tmp_path: Path) -> None:
             convert(write(tmp_path, "modelV1", {"state_dict": tensors, "ema": {}}), tmp_path / "x.ckpt")
     torch.save({"net": {"weight": torch.ones(1)}}, tmp_path / "other.pt")
     assert not is_original(tmp_path / "other.pt")
-    assert not is_original(tmp_path)
 
 
 def test_vocoder_whose_arguments_its_shapes_do_not_show(tmp_path: Path) -> None:
@@ -233,9 +209,9 @@ def test_fine_tuning_uses_every_tensor_of_the_original(tmp_path: Path, caplog: p
     path = write(tmp_path, "modelV1", {"state_dict": state_of(nets("modelV1"), "modelV1"), "ema": {}})
     vocoder = FrozenVocoder(config={**VOCODER, "last_slope": 0.1, "output_padding": 1})
     autoencoder = {"in_channels": 1, "out_channels": 1, "block_out_channels": [32, 32], "layers_per_block": 1}
-    for fusion in ("replace", "none"):
-        unet = UNet(**UNET, fusion=fusion, context_channels=None if fusion == "none" else CONTEXT)
-        encoder = None if fusion == "none" else GlobalEncoder(MELS, context_channels=CONTEXT)
+    for fusion, context in (("replace", CONTEXT), ("none", None)):
+        unet = UNet(**UNET, fusion=fusion, context_channels=context)
+        encoder = None if context is None else GlobalEncoder(MELS, context_channels=context)
         model = DiffusionTask(
             Denoiser(unet, encoder), FrozenAutoencoder(config={**autoencoder, "latent_channels": 4}),
             MelFeatures(sample_rate=16000, n_fft=512, hop_length=10, n_mels=MELS), CosineDiffusion(),
@@ -244,10 +220,3 @@ def test_fine_tuning_uses_every_tensor_of_the_original(tmp_path: Path, caplog: p
         caplog.clear()
         init_from(model, path, min_matched=0.5)
         assert ("not used: net.unet" in caplog.text) == (fusion == "none")
-
-
-def test_recipes_of_fine_tuning_have_the_originals_fusion() -> None:
-    for name in ("finetune_unet_only", "finetune_global_encoder"):
-        model = load_recipe(recipe_root() / "audiosr" / f"{name}.yaml")["model"]["init_args"]
-        unet = model["net"]["init_args"]["unet"]["init_args"]
-        assert (unet["fusion"], unet["transformers_per_down_block"], model["latent_scale"]) == ("replace", 2, 1.0)

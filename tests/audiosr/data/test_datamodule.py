@@ -76,19 +76,16 @@ def test_crops_are_raised_to_where_restoring_brings_its_input(corpus: Path, tmp_
     plain = data(corpus, tmp_path).train_set
     for most in (1.0, 60.0):
         raised = data(corpus, tmp_path, max_gain_db=most).train_set
-        for item in range(4):
-            one, two = plain[0, item], raised[0, item]
-            peak = float(one["low"].abs().max())
-            gain = min(0.95 / peak, 10 ** (most / 20))
-            assert (gain == 0.95 / peak) == (most > 20 or peak > 0.85) and two["cutoff_hz"] == one["cutoff_hz"]
-            for key in ("high", "low"):
-                torch.testing.assert_close(two[key], gain * one[key])
+        one, two = plain[0, 0], raised[0, 0]
+        gain = min(0.95 / float(one["low"].abs().max()), 10 ** (most / 20))
+        assert two["cutoff_hz"] == one["cutoff_hz"]
+        for key in ("high", "low"):
+            torch.testing.assert_close(two[key], gain * one[key])
 
 
 def test_caches_give_the_same(corpus: Path, tmp_path: Path) -> None:
     disk, ram = (data(corpus, tmp_path, cache_mode=mode, sample_rate=12000) for mode in ("memmap", "ram"))
-    for item in range(2):
-        torch.testing.assert_close(disk.train_set[3, item], ram.train_set[3, item], rtol=0, atol=0)
+    torch.testing.assert_close(disk.train_set[3, 1], ram.train_set[3, 1], rtol=0, atol=0)
 
 
 def test_validation_is_a_grid(corpus: Path, tmp_path: Path) -> None:
@@ -108,12 +105,11 @@ def test_validation_is_a_grid(corpus: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [{"split.items": 2, "split.ratio": None}, {"split.ratio": 0.4}])
 def test_copies_of_a_recording_stay_together(options: dict, tmp_path: Path) -> None:
     speech = SyntheticSpeech(RATE, seconds=(0.5, 0.7))
-    for copy in range(4):
-        for recording in range(3):
-            files.write(tmp_path / "high" / f"{'abc'[recording]}_{copy}.wav", speech.utterance(recording), RATE)
+    for number in range(12):
+        files.write(tmp_path / "high" / f"{'abc'[number % 3]}_{number}.wav", speech.utterance(number % 3), RATE)
     module = data(tmp_path / "high", tmp_path, **options)
-    train, val = ({module.train_set.recordings.high.names[i][0] for i in part.indices}
-                  for part in (module.train_set, module.val_set))  # fmt: skip
+    names = module.train_set.recordings.high.names
+    train, val = ({names[index][0] for index in part.indices} for part in (module.train_set, module.val_set))
     assert train and val and not train & val
 
 
@@ -142,21 +138,13 @@ def test_validation_by_ratio_list_and_folder(corpus: Path, tmp_path: Path) -> No
         module = data(high, tmp_path, **options)
         assert (len(module.train_set), len(module.val_set.indices)) == (train, valid)
     assert list(module.val_set.indices) == [2, 3]
-    seeds = [{"split.ratio": 0.5, "split.seed": seed} for seed in range(5)]
-    assert len({frozenset(data(high, tmp_path, **options).val_set.indices) for options in seeds}) > 1
-
-
-def test_validation_within_training_is_refused(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="name folders side by side"):
-        data(corpus, tmp_path, **{"split.root": str(corpus / "train" / "high" / "x")})
 
 
 def test_silence_is_avoided(tmp_path: Path) -> None:
     tone = (0.5 * np.sin(np.arange(2 * RATE))).astype(np.float32)
     tone[: RATE + RATE // 2] = 0
-    for name in "abc":
-        files.write(tmp_path / "c" / f"{name}.wav", tone, RATE)
-    files.write(tmp_path / "c" / "d.wav", np.zeros(RATE, np.float32), RATE)
+    for name in "abcd":
+        files.write(tmp_path / "c" / f"{name}.wav", np.zeros(RATE) if name == "d" else tone, RATE)
     options = {"split.ratio": 0.25, "silence.hop_seconds": 0.05, "split.seed": 1}
     reference = SilenceFilter(0.3, 0.05)
     for share, most in ((0.3, 0.2), (1.0, 1.0)):
@@ -167,7 +155,7 @@ def test_silence_is_avoided(tmp_path: Path) -> None:
     assert silent > 0.5
 
 
-def test_uneven_broken_and_lonely_pairs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_uneven_and_broken_pairs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tone = (0.5 * np.sin(np.arange(8000))).astype(np.float32)
     for name in "abcd":
         files.write(tmp_path / "p" / "high" / f"{name}.wav", tone, RATE)
@@ -179,9 +167,6 @@ def test_uneven_broken_and_lonely_pairs(tmp_path: Path, caplog: pytest.LogCaptur
     items = [module.val_set[0], *(module.train_set[0, item] for item in range(len(module.train_set)))]
     lengths = sorted(int((item["high"] != 0).sum()) for item in items)
     assert len(lengths) == 3 and lengths[0] < 3001 < lengths[1]
-    (tmp_path / "p" / "low" / "c.wav").unlink()
-    with pytest.raises(ValueError, match=r"1 of 4 files.*no counterpart.*: c"):
-        data(tmp_path / "p", tmp_path, mode="paired")
 
 
 @pytest.mark.parametrize(
@@ -190,11 +175,10 @@ def test_uneven_broken_and_lonely_pairs(tmp_path: Path, caplog: pytest.LogCaptur
         (("a/x.wav", "b/y.wav"), ("c/x.wav", "b/y.wav"), "1 of 2"),  # of the same stem in another folder
         (("x.wav", "x.flac", "y.wav"), ("x.wav", "y.wav"), "2 of 3"),
         (("x.wav", "y.wav"), ("x.wav", "x.flac", "y.wav"), "1 of 2"),
+        (("x.wav", "y.wav"), ("y.wav",), "1 of 2"),
     ],
 )
-def test_each_clip_has_a_counterpart_of_its_own(
-    tmp_path: Path, high: tuple[str, ...], low: tuple[str, ...], misfits: str
-) -> None:
+def test_each_clip_has_a_counterpart_of_its_own(tmp_path: Path, high: tuple, low: tuple, misfits: str) -> None:
     for folder, names in (("high", high), ("low", low)):
         for name in names:
             files.write(tmp_path / "p" / folder / name, np.full(8000, 0.1, np.float32), RATE)
@@ -210,11 +194,9 @@ def test_vocoder_data_of_the_same_folder_have_another_cache(corpus: Path, tmp_pa
 
 
 def test_cache_before_training(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = f"{{root: {corpus / 'train' / 'high'}, sample_rate: {RATE}, corpus: {{cache: {tmp_path / 'cache'}}}}}"
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(
-        "data:\n  class_path: zoo.audiosr.SuperResolutionData\n  init_args:\n"
-        f"    {{root: {corpus / 'train' / 'high'}, sample_rate: {RATE}, corpus: {{cache: {tmp_path / 'cache'}}}}}\n"
-    )
+    recipe.write_text(f"data: {{class_path: zoo.audiosr.SuperResolutionData, init_args: {options}}}\n")
     assert main(["cache", str(recipe)]) == 0
     assert "3 clips for training" in capsys.readouterr().out
     assert len(list((tmp_path / "cache").glob("*/audio.i16"))) == 1
@@ -224,13 +206,13 @@ def test_cache_before_training(corpus: Path, tmp_path: Path, capsys: pytest.Capt
     ("options", "key"),
     [
         ({"split.cutoffs_hz": [9000]}, "cutoffs_hz"),
-        ({"mode": "paired", "root": None}, "root"),
-        ({"mode": "paired", "root": "high"}, "folders"),
+        ({"mode": "paired"}, "folders"),
         ({"sample_rate": 2 * RATE}, "sampled at 16000 Hz"),
+        ({"split.root": "train/high/x"}, "side by side"),
     ],
     ids=str,
 )
-def test_refusals(options: dict, key: str, corpus: Path, tmp_path: Path) -> None:
-    root = options.pop("root", "high")
+def test_refusals(options: dict, key: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(corpus)
     with pytest.raises((ValueError, FileNotFoundError), match=key):
-        data(None if root is None else corpus / "train" / root, tmp_path, **options)
+        data(corpus / "train" / "high", tmp_path, **options)

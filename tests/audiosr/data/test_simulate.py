@@ -50,17 +50,8 @@ def test_counterpart_follows_the_generator_alone() -> None:
     assert 1000 <= min(cutoffs) < 2500 and 6000 < max(cutoffs) <= max_cutoff_hz(RATE)
 
 
-@pytest.mark.parametrize(
-    ("call", "key"),
-    [
-        (lambda: lowpass(np.zeros(9), RATE, 8000), "cutoff_hz"),
-        (lambda: lowpass(np.zeros((1, 9)), RATE, 3000), "shape"),
-        (lambda: Simulation(cutoff_hz=(9000, 12000)).band(RATE), r"cutoff_hz.*16000"),
-        (lambda: Simulation(cutoff_hz=(0, 10)), "cutoff_hz"),
-        (lambda: Simulation(filter_types=["sharp"]), "butter.*sharp"),
-        (lambda: Simulation(order=(0, 3)), "order"),
-    ],
-)
-def test_impossible_settings_are_named(call, key):
-    with pytest.raises(ValueError, match=key):
-        call()
+def test_cutoffs_beyond_the_band_are_refused() -> None:
+    with pytest.raises(ValueError, match="cutoff_hz"):
+        lowpass(np.zeros(9), RATE, 8000)
+    with pytest.raises(ValueError, match=r"cutoff_hz.*16000"):
+        Simulation(cutoff_hz=(9000, 12000)).band(RATE)

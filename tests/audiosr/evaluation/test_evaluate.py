@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,11 +46,10 @@ def export(tmp_path: Path) -> Path:
     return tmp_path / "export"
 
 
-def test_the_command_writes_all(export, tmp_path, capsys):
+def test_the_command_writes_all(export, tmp_path):
     output = tmp_path / "out"
     arguments: dict[str, Any] = {"data": tmp_path / "data", "cutoffs": [2000.0, 4000.0], "sampler": "dpm", "steps": 2}
     assert evaluate_run(export, output, **arguments, seconds=0.4) == 0
-    assert "## 2000 Hz" in capsys.readouterr().out
     summary = json.loads((output / "summary.json").read_text())
     means = {(row["cutoff"], row["system"], row["measure"]): row["mean"] for row in summary["summary"]}
     systems = {"unprocessed", "linear", "ceiling", "restored"}  # no noise: an export knows no training audio
@@ -67,8 +64,6 @@ def test_what_cannot_be_evaluated_is_refused(export, tmp_path):
         evaluate(export, tmp_path / "out", EvaluationOptions())
     with pytest.raises(ValueError, match="nothing to restore"):
         evaluate(export, tmp_path / "out", EvaluationOptions(data=tmp_path / "data", cutoffs_hz=(7900.0,)))
-    with pytest.raises(ValueError, match="--sampler"):
-        evaluate_run(export, tmp_path / "out", steps=3)
     clips = MemoryCorpus(["0"], [np.ones(RATE, np.float32)])
     pairs: Any = SimpleNamespace(val_set=SimpleNamespace(recordings=Recordings(clips, clips, np.zeros(1, int))))
     with pytest.raises(ValueError, match="--cutoffs"):

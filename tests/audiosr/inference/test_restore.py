@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,27 +67,17 @@ def noise(*shape: int, level: float = 0.1) -> np.ndarray:
     return (level * np.random.default_rng(0).standard_normal(shape)).astype(np.float32)
 
 
-@pytest.mark.parametrize("samples", [1, 639, 640, 641, 30_001])
-@pytest.mark.parametrize("rate", [RATE, 44100, 7919])
+@pytest.mark.parametrize(("samples", "rate"), [(1, 44100), (639, RATE), (640, RATE), (641, RATE), (30_001, 7919)])
 def test_the_length_is_exact(samples, rate):
     assert restorer()(noise(samples), rate).shape == (math.ceil(samples * RATE / rate),)
 
 
-@pytest.mark.parametrize("sampler", [DPMSolver(2), DDIM(2, eta=1.0)])
-@pytest.mark.parametrize("samples", [12_000, 40_000, 66_001])
+@pytest.mark.parametrize(("samples", "sampler"), [(12_000, DPMSolver(2)), (66_001, DDIM(2, eta=1.0))])
 def test_chunks_equal_the_whole(samples, sampler):
     audio = noise(2, samples)
     chunked, full = (restorer(**cut, sampler=sampler)(audio, RATE) for cut in (SHORT, FULL))
     assert np.abs(full).max() > 0.1
     np.testing.assert_allclose(chunked, full, atol=1e-5)
-
-
-def test_another_batch_changes_nothing():
-    audio = noise(40_000)
-    model = restorer()
-    expected = model(audio, RATE)
-    np.testing.assert_allclose(restorer(batch_size=5)(audio, RATE), expected, atol=1e-6)
-    assert np.abs(restorer(seed=1)(audio, RATE) - expected).max() > 1e-4
 
 
 def test_the_low_band_and_the_level_stay():
@@ -109,7 +97,8 @@ def test_channels_of_a_stereo_file_share_the_noise():
     audio = noise(20_000)
     result = restorer()(np.stack([audio, audio]), RATE)
     np.testing.assert_array_equal(result[0], result[1])
-    np.testing.assert_allclose(result[0], restorer()(audio, RATE), atol=1e-6)
+    np.testing.assert_allclose(result[0], restorer(batch_size=5)(audio, RATE), atol=1e-6)
+    assert np.abs(restorer(seed=1)(audio, RATE) - result[0]).max() > 1e-4
     silent = restorer()(np.stack([audio, 0 * audio]), RATE)
     np.testing.assert_allclose(silent[0], result[0], atol=1e-6)
     assert np.abs(silent[1]).max() < 1e-6
@@ -119,8 +108,8 @@ def test_silence_and_full_bands_pass():
     net = LocalNet()
     assert not restorer(net)(np.zeros(5000, np.float32), RATE).any()
     audio = noise(9000)
-    for options in ({"cutoff_hz": 8000.0}, {"cutoff_hz": 30_000.0}, {"cutoff_hz": None}):
-        np.testing.assert_allclose(restorer(net, **options)(audio, RATE), audio, atol=1e-7)
+    for cutoff_hz in (8000.0, None):
+        np.testing.assert_allclose(restorer(net, cutoff_hz=cutoff_hz)(audio, RATE), audio, atol=1e-7)
     assert not net.calls
 
 
@@ -176,19 +165,10 @@ def test_every_chunk_has_the_context_of_the_clip():
     assert result.shape == (2, 24_000) and shapes == [(2, 1, 32, 150)]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"overlap_seconds": 0.01}, "overlap_seconds"),
-        ({"overlap_seconds": 0.6}, "at most half of the chunk"),
-        ({"cutoff_hz": -1.0}, "cutoff_hz"),
-    ],
-)
-def test_bad_options_are_refused(options, words):
-    with pytest.raises(ValueError, match=words):
-        restorer(**options)
-    with pytest.raises(ValueError, match="vocoder"):
-        Restorer(LocalNet(), LocalAutoencoder(), None, features(), CosineDiffusion())
+@pytest.mark.parametrize("seconds", [0.01, 0.6])
+def test_an_overlap_that_joins_no_chunks_is_refused(seconds):
+    with pytest.raises(ValueError, match=r"overlap_seconds|half of the chunk"):
+        restorer(overlap_seconds=seconds)
 
 
 def process(source: Path, target: Path) -> None:

@@ -16,12 +16,11 @@ from zoo.training.callbacks.ema import EMA
 from zoo.training.callbacks.rng import RNGState
 
 
-def run(folder: Path, task, steps: int = 6, callback: AdapterFolders | None = None, others=(), **arguments):
+def run(folder: Path, task, steps: int = 6, others=()):
     checkpoints = Checkpoints(every_n_steps=2, every_minutes=None, keep_last=1)
-    trainer(
-        folder, max_steps=steps, enable_checkpointing=True, plugins=[AtomicCheckpointIO()],
-        callbacks=[callback or AdapterFolders(), *others, RNGState(), checkpoints], **arguments,
-    ).fit(task, loader([texts(seed=i) for i in range(steps)]))  # fmt: skip
+    callbacks = [AdapterFolders(), *others, RNGState(), checkpoints]
+    saves = {"enable_checkpointing": True, "plugins": [AtomicCheckpointIO()]}
+    trainer(folder, callbacks, max_steps=steps, **saves).fit(task, loader([texts(seed=i) for i in range(steps)]))
 
 
 def test_folders_hold_what_was_trained(tmp_path):
@@ -30,8 +29,8 @@ def test_folders_hold_what_was_trained(tmp_path):
     run(tmp_path, task)
     final = tmp_path / "final_checkpoint"
     original = read_original(final)
-    assert original.progress["completed"] is True and original.progress["global_step"] == 6
-    assert original.progress["config"] == {"model_name": None, "seed_everything": 1}
+    config = {"model_name": None, "seed_everything": 1}
+    assert original.progress == {"epoch": 1, "global_step": 6, "config": config, "completed": True}
     assert original.backbone["sha256"] == task.crowd.backbone.fingerprint()
     peft = read_peft(tmp_path / "peft_final")
     for agent in range(2):
@@ -42,19 +41,15 @@ def test_folders_hold_what_was_trained(tmp_path):
     assert step["global_step"] == 6 and "completed" not in step
 
 
-def test_averages_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="leave it out beside EMA"):
-        run(tmp_path, byte_task(2), others=[EMA(["crowd"])])
-
-
 def test_folders_follow_the_checkpoints(tmp_path):
     for name in ("checkpoint_step_one", "checkpoint_step_1_old", "peft_step_one"):  # a user's
         (tmp_path / name).mkdir(parents=True)
     names: list[list[str]] = []
-    record = LambdaCallback(
-        on_train_batch_end=lambda *_: names.append([path.name for path in tmp_path.glob("peft_step_[2-9]")])
-    )
-    run(tmp_path, byte_task(2), others=[record])
+
+    def record(*_) -> None:
+        names.append([path.name for path in tmp_path.glob("peft_step_[2-9]")])
+
+    run(tmp_path, byte_task(2), others=[LambdaCallback(on_train_batch_end=record)])
     # recorded before the save of every second batch: one folder for the one checkpoint that remains
     assert names == [[], [], ["peft_step_2"], ["peft_step_2"], ["peft_step_4"], ["peft_step_4"]]
     assert [path.stem for path in tmp_path.glob("*.ckpt")] == ["step_00000006"]
@@ -65,9 +60,11 @@ def test_folders_follow_the_checkpoints(tmp_path):
     run(tmp_path, byte_task(2))  # what a run left is replaced
 
 
-def test_other_tasks_and_folders_of_other_programs_are_refused(tmp_path):
+def test_other_tasks_averages_and_folders_of_other_programs_are_refused(tmp_path):
     with pytest.raises(ValueError, match="CrowdTask, not PretrainTask"):
         run(tmp_path / "pretrain", pretrain_task(), 2)
+    with pytest.raises(ValueError, match="EMA"):
+        run(tmp_path / "averages", byte_task(2), others=[EMA(["crowd"])])
     for name in ("checkpoint_step_1", "final_checkpoint", "peft_step_1", "peft_final"):
         folder = tmp_path / name / name
         (folder / "agent0").mkdir(parents=True)

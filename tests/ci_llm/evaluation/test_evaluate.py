@@ -12,12 +12,12 @@ import torch
 
 from tests.ci_llm.crowd_parts import byte_crowd
 from tests.harness import contents
-from zoo.ci_llm import Arithmetic, BayesianAverage, ByteTokenizer, Crowd, Dirichlet, FittedMixture
+from zoo.ci_llm import Arithmetic, ByteTokenizer, Crowd, FittedMixture
 from zoo.ci_llm.data.arithmetic import Split
 from zoo.ci_llm.data.text_files import Example, TextFormat
 from zoo.ci_llm.data.tokens import tokenise
 from zoo.ci_llm.evaluation import evaluate as evaluation_module
-from zoo.ci_llm.evaluation.answering import SELF_CONSISTENCY, AnswerSettings, generate_all_answers, gold_answer, grade
+from zoo.ci_llm.evaluation.answering import SELF_CONSISTENCY, AnswerSettings, generate_all_answers, grade
 from zoo.ci_llm.evaluation.evaluate import evaluate_crowd
 from zoo.ci_llm.evaluation.report import SINGLE
 from zoo.ci_llm.evaluation.scoring import make_batch, score, token_rules
@@ -25,7 +25,7 @@ from zoo.ci_llm.evaluation.trained import TrainedCrowd
 from zoo.ci_llm.losses.likelihood import IGNORED, losses, shifted_labels
 
 TOKENIZER = ByteTokenizer()
-SETTINGS = AnswerSettings(max_new_tokens=5, samples=(2, 3))
+SETTINGS = AnswerSettings(max_new_tokens=3, samples=(2, 3))
 FEW = AnswerSettings(max_new_tokens=3, samples=(2,))
 
 
@@ -71,12 +71,8 @@ def test_the_files_hold_every_item_and_every_system(tmp_path: Path) -> None:
     likelihood = facts["likelihood"]["mean"]
     assert likelihood["nll_ensemble"] <= likelihood["nll_mean"] and likelihood["ambiguity"] >= 0
     assert facts["answers"]["sampled_agent"] == int(np.argmin(facts["weights"]["nll"]))
-    saved = json.loads((tmp_path / "out" / "evaluation.json").read_text())
-    assert saved["likelihood"]["bma"]["nll_ensemble"] == pytest.approx(facts["likelihood"]["bma"]["nll_ensemble"])
-    lines = (tmp_path / "out" / "evaluation.csv").read_text().splitlines()
-    assert len(lines) == 1 + len(systems) + 1 and lines[0].startswith("system,strict_mean,strict_se")
-    for name in ("evaluation", "reliability"):
-        assert (tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"evaluation.json", "evaluation.csv", "evaluation.png", "reliability.png"} <= names
 
 
 @pytest.fixture
@@ -108,21 +104,15 @@ def test_two_processes_and_a_kill_change_nothing(tmp_path: Path, monkeypatch: py
     for _ in range(2):  # the second call only joins
         run(tmp_path / "killed", settings=FEW)
         assert len(calls) == 2 and contents(tmp_path / "killed") == expected
-    with pytest.raises(ValueError, match=r"other settings: .*answers\.max_new_tokens 3"):
+    with pytest.raises(ValueError, match=r"other settings: .*answers\.samples"):
         run(tmp_path / "killed")
-
-
-@pytest.mark.usefixtures("no_figures")
-def test_any_rule_of_a_run_is_recorded(tmp_path: Path) -> None:
-    rules = {"average": BayesianAverage(), "fitted": FittedMixture([1, 2, 1]), "sampled": Dirichlet(0.5)}
-    for name, rule in rules.items():
-        run(tmp_path / name, replace(trained(), aggregator=rule), settings=FEW)
 
 
 def test_a_prompt_that_does_not_fit_is_wrong(tmp_path: Path) -> None:
     lengths = sorted(tokenise(examples("test", 5), TOKENIZER, TextFormat()).items[:, 1].tolist())
     settings = AnswerSettings(max_new_tokens=4)
-    facts = run(tmp_path / "some", trained(2, context=lengths[2] + 4), settings=settings)
+    made = replace(trained(2, context=lengths[2] + 4), aggregator=FittedMixture([1, 2]))  # a run's own rule
+    facts = run(tmp_path / "some", made, settings=settings)
     failed = sum(length > lengths[2] for length in lengths)
     assert (facts["count"], facts["failed"]) == (5, failed)
     assert "do not fit into the backbone's context" in facts["first_error"]
@@ -132,11 +122,7 @@ def test_a_prompt_that_does_not_fit_is_wrong(tmp_path: Path) -> None:
 
 
 def test_answers_are_graded_by_both_extractions() -> None:
-    texts = {
-        "agents": ["so 7\n#### 7", "8", "7 it is"],
-        "mean": ["#### 1,000"],
-        SELF_CONSISTENCY: ["1", "7", "7"],
-    }
+    texts = {"agents": ["so 7\n#### 7", "8", "7 it is"], "mean": ["#### 1,000"], SELF_CONSISTENCY: ["1", "7", "7"]}
     row = grade(texts, Decimal(7), (1, 3))
     strict, flexible = row["correct"]["strict"], row["correct"]["flexible"]
     assert [strict[f"agent_{k}"] for k in range(3)] == [True, False, False]
@@ -145,18 +131,6 @@ def test_answers_are_graded_by_both_extractions() -> None:
     assert (flexible["self_consistency_1"], flexible["self_consistency_3"]) == (False, True)
     assert row["parsed"]["strict"]["mean"] == "1000"
     assert grade({}, Decimal(7))["correct"] == {"strict": {}, "flexible": {}}
-    assert gold_answer("3 apples", "here") == 3
-
-
-def test_texts_do_not_depend_on_other_questions() -> None:
-    net, rules = make_crowd(2), token_rules(2, [1.0, 3.0])
-    prompts = [TOKENIZER.encode(text) for text in ("How many?", "2 + 3")]
-    settings = AnswerSettings(max_new_tokens=4, samples=(3,))
-    both = generate_all_answers(net, TOKENIZER, prompts, [7, 9], rules, settings, 1)
-    alone = generate_all_answers(net, TOKENIZER, prompts[1:], [9], rules, settings, 1)
-    assert {system: each[1:] for system, each in both.items()} == alone
-    first, second = both[SELF_CONSISTENCY]
-    assert len(first) == 3 and first != second
 
 
 def test_scores_are_those_of_the_losses_and_of_the_rules() -> None:

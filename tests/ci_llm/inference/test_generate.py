@@ -46,7 +46,7 @@ def test_the_cache_changes_nothing(llama, rule):
     assert torch.equal(texts, uncached(llama, IDS, MASK, rule))
 
 
-@pytest.mark.parametrize("made", [{"name": "gpt2"}, {"top_layers": 1}], ids=["gpt2", "trunk"])
+@pytest.mark.parametrize("made", [{"name": "gpt2"}, {"name": "gemma2"}, {"top_layers": 1}], ids=str)
 def test_other_backbones_and_a_shared_trunk(made):
     other = crowd(**made)
     assert torch.equal(generate(other, IDS, MASK, Mean(), NEW), uncached(other, IDS, MASK, Mean()))
@@ -81,19 +81,11 @@ def test_a_text_depends_on_its_seed_and_not_on_the_batch(llama, rule):
     assert torch.equal(full[..., :-2], shorter)
 
 
-@pytest.mark.parametrize(
-    ("ids", "mask", "options", "message"),
-    [
-        (IDS, MASK.flip(1), {}, "padded on the right"),
-        (IDS[:, :0], MASK[:, :0], {}, "padded on the right"),
-        (IDS, MASK, {"max_new_tokens": 28}, "5 tokens and 28 new ones do not fit"),
-        (IDS, MASK[:, 1:], {}, "one shape"),
-        (IDS, MASK, {"seeds": [1, 2]}, "2 seeds for 3 prompts"),
-    ],
-)
-def test_invalid_prompts_are_refused(llama, ids, mask, options, message):
-    with pytest.raises(ValueError, match=message):
-        generate(llama, ids, mask, Mean(), **{"max_new_tokens": NEW, **options})
+def test_invalid_prompts_are_refused(llama):
+    with pytest.raises(ValueError, match="padded on the right"):
+        generate(llama, IDS, MASK.flip(1), Mean(), NEW)
+    with pytest.raises(ValueError, match="do not fit"):
+        generate(llama, IDS, MASK, Mean(), 28)
 
 
 def test_texts_end_at_stop_strings_across_tokens_and_at_any_eos():
@@ -111,5 +103,3 @@ def test_texts_end_at_stop_strings_across_tokens_and_at_any_eos():
     byte_crowd.backbone.model.generation_config.eos_token_id = [2, int(plain[0, 3]), 999]
     (text,), _ = generate_texts(byte_crowd, tokenizer, prompts, Mean(), 12, **sampled)
     assert text == tokenizer.decode(plain[0, :3].tolist())
-    with pytest.raises(ValueError, match="stop strings are not empty"):
-        generate_texts(byte_crowd, tokenizer, prompts, Mean(), 8, stop=[""])

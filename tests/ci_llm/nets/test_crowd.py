@@ -3,15 +3,12 @@
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
-from tests.ci_llm.crowd_parts import CONFIGS, batch, crowd
+from tests.ci_llm.crowd_parts import batch, crowd
 from zoo.ci_llm import Crowd, Diversity
 from zoo.ci_llm.losses.objective import CrowdLoss, CrowdObjective
 
-MODES = [("batched", None), ("sequential", None), ("chunked", 2), ("chunked", 1), ("chunked", 3)]
-
-
+MODES = [("batched", None), ("sequential", None), ("chunked", 2)]
 TERM = Diversity(0.5, strategy="last_token")
 
 
@@ -46,9 +43,11 @@ def test_modes_agree_with_masks_and_checkpointing(mode, checkpointing):
     assert_same(step(crowd(mode=mode[0], chunk=mode[1], checkpointing=checkpointing, **NOISE)), plain)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("mode", MODES[:3], ids=str)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "mode", "checkpointing"),
+    [*(("llama", mode, True) for mode in MODES), ("gemma2", MODES[0], False), ("gpt2", MODES[2], True)],
+    ids=str,
+)
 def test_the_shared_trunk_gives_the_same(name, mode, checkpointing):
     net = crowd(name, mode=mode[0], chunk=mode[1], checkpointing=checkpointing, top_layers=1, **NOISE)
     apart = crowd(name, top_layers=1, **NOISE)
@@ -61,8 +60,7 @@ def test_the_shared_trunk_gives_the_same(name, mode, checkpointing):
 
 
 @pytest.mark.parametrize("top", [None, 1])
-@pytest.mark.parametrize("mode", MODES, ids=str)
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
+@pytest.mark.parametrize(("name", "mode"), [*(("llama", mode) for mode in MODES), ("gemma2", MODES[2])], ids=str)
 def test_logits_at_some_positions_are_those_of_all(name, mode, top):
     net = crowd(name, mode=mode[0], chunk=mode[1], top_layers=top).eval()
     ids, mask, _ = batch()
@@ -78,7 +76,7 @@ def test_logits_at_some_positions_are_those_of_all(name, mode, top):
     assert net.outputs(ids, mask, logits_at=at[:0]).logits.shape == (3, 0, 40)
 
 
-@pytest.mark.parametrize("mode", MODES[:3], ids=str)
+@pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("top", [None, 1])
 def test_agents_may_read_separate_texts(mode, top):
     ids, mask, _ = batch()
@@ -89,7 +87,6 @@ def test_agents_may_read_separate_texts(mode, top):
     together = net(separate, mask.expand_as(separate))
     for agent in range(3):
         with net.select_agents(agent):
-            assert net.count == 1
             torch.testing.assert_close(net(separate[agent], mask)[0], together[agent], atol=1e-5, rtol=1e-4)
     with net.select_agents(1, 3):
         some = net(separate[1:], mask.expand_as(separate[1:]))
@@ -103,28 +100,3 @@ def test_chunked_computes_chunks_twice_and_scales_inside():
     net.backbone.blocks[0].register_forward_hook(lambda module, args, output: rows.append(len(output)))
     step(net)
     assert rows == [6, 3, 6, 3]
-    ids, mask, labels = batch()
-    objective = CrowdObjective({"input_ids": ids, "attention_mask": mask, "labels": labels})
-    accumulated, single = crowd(mode="chunked", chunk=2), crowd()
-    for _ in range(2):
-        (objective.compute(accumulated).total / 2).backward()
-    objective.compute(single).total.backward()
-    for one, other in zip(accumulated.agents.parameters(), single.agents.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
-
-
-@pytest.mark.parametrize("top", [None, 1])
-@pytest.mark.parametrize("name", CONFIGS)
-def test_one_cache_serves_all_agents(name, top):
-    net = crowd(name, mode="sequential", top_layers=top).eval()
-    ids, mask = torch.randint(3, 40, (2, 7)), torch.tensor([[1] * 7, [0] * 2 + [1] * 5])
-    cache = DynamicCache(config=net.backbone.model.config)
-    with torch.no_grad():
-        uncached = net(ids, mask)
-        prompt = net.outputs(ids[:, :5], mask[:, :5], cache=cache).logits
-        steps = [net.outputs(ids[:, t : t + 1], mask[:, : t + 1], cache=cache).logits for t in (5, 6)]
-        last = net.outputs(ids, mask, logits_to_keep=1).logits
-    real = mask.bool()
-    cached = torch.cat([prompt, *steps], 2)
-    torch.testing.assert_close(cached[:, real], uncached[:, real], atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(last, uncached[:, :, -1:], atol=1e-5, rtol=1e-4)

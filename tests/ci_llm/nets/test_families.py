@@ -29,19 +29,13 @@ FAMILIES = {
     "gpt_neox": {**_SIZES, "rotary_pct": 0.5},
 }
 COUNT = 3
-EAGER = ("gemma2",)
 ALL = {"targets": "all-linear", "rank": 3, "alpha": 5.0}
 
 
-def backbone(family, **how):
-    return Backbone(
-        config={"model_type": family, **FAMILIES[family]}, attention="eager" if family in EAGER else "sdpa", **how
-    )
-
-
 def crowd(family, **agents):
+    config, attention = {"model_type": family, **FAMILIES[family]}, "eager" if family == "gemma2" else "sdpa"
     settings = {"init": "normal", "std": 0.2, "dropout": 0.0, **ALL, **agents}
-    return Crowd(backbone(family, gradient_checkpointing=True), Agents(COUNT, **settings))
+    return Crowd(Backbone(config=config, attention=attention, gradient_checkpointing=True), Agents(COUNT, **settings))
 
 
 def batch():
@@ -52,16 +46,14 @@ def batch():
 
 def peft_model(net, agent, targets, rank, alpha, rslora=False):
     """The agent as a model of peft."""
+    modules = targets if isinstance(targets, str) else list(targets)
+    is_conv1d = "GPT2" in type(net.backbone.model).__name__
     config = LoraConfig(
-        task_type="CAUSAL_LM",
-        r=rank,
-        lora_alpha=alpha,
-        target_modules=targets if isinstance(targets, str) else list(targets),
-        use_rslora=rslora,
-        fan_in_fan_out="GPT2" in type(net.backbone.model).__name__,
-    )
+        task_type="CAUSAL_LM", r=rank, lora_alpha=alpha, target_modules=modules, use_rslora=rslora,
+        fan_in_fan_out=is_conv1d,
+    )  # fmt: skip
     model = copy.deepcopy(net.backbone.model)
-    for block, copied in zip(net.backbone.blocks, copy_blocks(model, net), strict=True):
+    for block, copied in zip(net.backbone.blocks, model.get_submodule(net.backbone._blocks_name()), strict=True):
         copied.forward = type(block).forward.__get__(copied)  # without activation checkpointing
     model.get_output_embeddings()._forward_pre_hooks.clear()
     for module in model.modules():
@@ -70,10 +62,6 @@ def peft_model(net, agent, targets, rank, alpha, rslora=False):
     result = set_peft_model_state_dict(model, {k: v.clone() for k, v in net.agents.adapter(agent).items()})
     assert not result.unexpected_keys and not [key for key in result.missing_keys if "lora" in key]
     return model
-
-
-def copy_blocks(model, net):
-    return model.get_submodule(net.backbone._blocks_name())
 
 
 def check(net, **config):

@@ -16,7 +16,6 @@ SQUARES = [0.01, 0.16, 0.04, 0.09]
         ({"top_p": 0.75}, [0, 4 / 9, 2 / 9, 3 / 9]),
         ({"min_p": 0.7}, [0, 4 / 7, 0, 3 / 7]),
         ({"top_p": 1e-9}, [0, 1, 0, 0]),
-        ({"min_p": 1.0}, [0, 1, 0, 0]),
         ({"temperature": 0.5}, [one / sum(SQUARES) for one in SQUARES]),
     ],
     ids=str,

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import copy
 import json
 import re
@@ -7,21 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 import zoo
 from zoo.audio.analysis.mel import LogMel
 from zoo.common.build import build
 from zoo.convert.engine import EMA_NOTE, NO_TRAINING
-from zoo.hifigan.convert import (
-    convert,
-    convert_config,
-    describe,
-    from_original,
-    is_original,
-    original_state,
-    to_original,
-)
+from zoo.hifigan.convert import convert, convert_config, from_original, is_original, original_state, to_original
 from zoo.hifigan.convert.config import DEFAULTS, generator_spec
 from zoo.hifigan.convert.layouts import to_original_names
 from zoo.hifigan.convert.vocos import VocosConverter
@@ -50,9 +39,8 @@ def slim_discriminators() -> tuple[MultiPeriodDiscriminator, MultiScaleDiscrimin
 
 def optimizer_state(parameters) -> dict:
     parameters = list(parameters)
-    optimizer = torch.optim.AdamW(
-        [{"params": parameters, "initial_lr": 2e-4}], lr=2e-4 * 0.999**EPOCH, betas=(0.8, 0.99)
-    )
+    groups = [{"params": parameters, "initial_lr": 2e-4}]
+    optimizer = torch.optim.AdamW(groups, lr=2e-4 * 0.999**EPOCH, betas=(0.8, 0.99))
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
     optimizer.step()
@@ -68,13 +56,10 @@ def folder(tmp_path: Path) -> Path:
     generator, (mpd, msd) = generator_of(), slim_discriminators()
     torch.save({"generator": to_original_names(generator.state_dict())}, folder / G)
     training = {
-        "mpd": to_original_names(mpd.state_dict()),
-        "msd": to_original_names(msd.state_dict()),
+        "mpd": to_original_names(mpd.state_dict()), "msd": to_original_names(msd.state_dict()),
         "optim_g": optimizer_state(generator.parameters()),
-        "optim_d": optimizer_state([*msd.parameters(), *mpd.parameters()]),
-        "steps": STEPS,
-        "epoch": EPOCH,
-    }
+        "optim_d": optimizer_state([*msd.parameters(), *mpd.parameters()]), "steps": STEPS, "epoch": EPOCH,
+    }  # fmt: skip
     torch.save(training, folder / DO)
     return folder
 
@@ -98,6 +83,8 @@ def load(path: Path):
 def test_weights_there_and_back_are_bit_equal(folder, tmp_path):
     report = convert(folder / G, tmp_path / "ours.ckpt")
     assert report["batches"] == STEPS + 1 and report["notes"][-1] == NO_TRAINING
+    paths = [folder, folder / DO, tmp_path / "ours.ckpt", tmp_path, tmp_path / "absent"]
+    assert [is_original(path) for path in paths] == [True, True, False, False, False]
     checkpoint = load(tmp_path / "ours.ckpt")
     assert (checkpoint["global_step"], checkpoint["epoch"], checkpoint["optimizer_states"]) == (STEPS + 1, EPOCH, [])
     back = convert(tmp_path / "ours.ckpt", tmp_path / "back")
@@ -110,7 +97,6 @@ def test_weights_there_and_back_are_bit_equal(folder, tmp_path):
                 assert after.pop(side) == {"state": {}, "param_groups": groups}
         assert_identical(before, after)
     assert json.loads((tmp_path / "back" / "config.json").read_text()) == CONFIG
-    assert not [path for path in tmp_path.rglob("*") if ".tmp" in path.name]
 
 
 def test_averages_are_written_with_a_note(folder, tmp_path):
@@ -147,23 +133,11 @@ def test_file_without_weight_norm(tmp_path):
     x = torch.randn(1, 4, 6)
     to_original(copy.deepcopy(generator).remove_weight_norm_(), tmp_path / "g_00000005")
     fused = from_original(tmp_path / "g_00000005")
-    assert "conv_pre.weight" in fused.state_dict()
     torch.testing.assert_close(fused(x), generator(x), atol=1e-6, rtol=0)
-    assert describe(tmp_path / "g_00000005")["fused"]
     state = original_state(tmp_path / "g_00000005")
     trainable = generator_of()
     trainable.load_state_dict({key.removeprefix("generator."): value for key, value in state.items()})
     torch.testing.assert_close(trainable(x), generator(x), atol=1e-6, rtol=0)
-
-
-def test_describe_and_is_original(folder, tmp_path):
-    facts = describe(folder)
-    assert facts["format"] == "hifi-gan" and facts["steps"] == STEPS and facts["epoch"] == EPOCH
-    assert set(facts["parts"]) == {"generator", "mpd", "msd"}
-    assert facts["config"]["sampling_rate"] == 8000
-    convert(folder, tmp_path / "ours.ckpt")
-    paths = [folder, folder / DO, tmp_path / "ours.ckpt", tmp_path, tmp_path / "absent"]
-    assert [is_original(path) for path in paths] == [True, True, False, False, False]
 
 
 def test_coqui_layouts(tmp_path):
@@ -197,7 +171,6 @@ def test_speechbrain_layout(tmp_path):
     again = from_original(tmp_path / "generator.ckpt", CONFIG)
     assert again.padding_mode == "reflect"
     assert_identical(dict(again.state_dict()), dict(generator.state_dict()))
-    assert describe(tmp_path / "generator.ckpt")["format"] == "speechbrain"
     nets = {"mpd." + pattern.sub(r".conv.\1", key): value for key, value in to_original_names(mpd.state_dict()).items()}
     nets |= {f"msd.{key}": value for key, value in to_original_names(msd.state_dict()).items()}
     torch.save(nets, tmp_path / "discriminator.ckpt")
@@ -210,9 +183,9 @@ def test_weights_must_be_finite(folder, tmp_path, name, net):
     content = load(folder / name)
     next(iter(content[net].values())).view(-1)[0] = torch.nan
     torch.save(content, folder / name)
-    for refuse in (lambda: convert(folder, tmp_path / "ours.ckpt"), lambda: original_state(folder)):
+    for read in (lambda: convert(folder, tmp_path / "ours.ckpt"), lambda: original_state(folder)):
         with pytest.raises(ValueError, match="NaN or infinite"):
-            refuse()
+            read()
     generator = generator_of()
     with torch.no_grad():
         generator.conv_pre.bias[0] = torch.inf
@@ -242,37 +215,29 @@ def test_odd_stages_run_as_in_the_original(tmp_path, config):
             hidden = block(hidden)
         last = torch.nn.functional.leaky_relu if config is ODD else again.activation_post
         original = torch.tanh(again.conv_post(last(hidden)))
-    assert original.shape[-1] == (9 * 4 + 1) * 2  # the odd stage makes one sample more
-    assert waveform.shape == (2, 1, 72)
+    assert original.shape[-1] == (9 * 4 + 1) * 2 and waveform.shape == (2, 1, 72)  # the odd stage makes one more
     torch.testing.assert_close(waveform, original[..., :72], atol=1e-6, rtol=0)
-    assert convert(tmp_path / "original", tmp_path / "ours.ckpt")["batches"] == 4
+    convert(tmp_path / "original", tmp_path / "ours.ckpt")
     convert(tmp_path / "ours.ckpt", tmp_path / "back")
     assert_identical(load(tmp_path / "original" / "g_00000003"), load(tmp_path / "back" / "g_00000003"))
-    convert(tmp_path / "original", tmp_path / "exported")
-    assert zoo.load(tmp_path / "exported").generator.output_padding == 0
 
 
 def test_convert_config(folder):
     recipe, unmapped = convert_config(folder)
     assert unmapped == ["num_gpus", "num_freq", "dist_config"] and recipe["seed_everything"] == 1234
     model = recipe["model"]["init_args"]
-    assert recipe["model"]["class_path"] == "zoo.hifigan.HiFiGANTask"
-    assert model["generator"]["init_args"]["initial_channels"] == 8
     assert model["mel"]["init_args"]["f_max"] == 3000.0 and model["loss_mel"]["init_args"]["f_max"] is None
     assert model["optimizer_g"]["init_args"] == {"lr": 0.0002, "betas": [0.8, 0.99]}
     assert model["loss_weights"]["g/mel"] == 45.0 and model["loss_weights"]["g/fm_mpd"] == 2.0
-    assert recipe["data"]["init_args"]["segment_samples"] == 8192
     build(model["generator"]), build(model["mel"]), build(model["loss_mel"])
 
 
 @pytest.mark.parametrize(
     ("settings", "untranslated", "net", "arguments"),
     [
-        ({"use_spectral_norm": False}, [], "MultiResolutionDiscriminator", {"spectral": False}),
         ({"use_spectral_norm": True}, ["use_spectral_norm"], "MultiResolutionDiscriminator", {"spectral": True}),
         ({"use_cqtd_instead_of_mrd": True}, [], "MultiOctaveDiscriminator", {"filters": 32}),
         ({"use_cqtd_instead_of_mrd": True, "use_mbd_instead_of_mrd": True}, [], "MultiBandDiscriminator", {}),
-        ({"use_cuda_kernel": True}, ["use_cuda_kernel"], "MultiResolutionDiscriminator", {}),
     ],
 )
 def test_discriminators_of_bigvgan_are_those_of_its_code(folder, settings, untranslated, net, arguments):
@@ -284,13 +249,7 @@ def test_discriminators_of_bigvgan_are_those_of_its_code(folder, settings, untra
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ({"weights": 1, "other": 2}, "unknown layout with keys weights, other"),
-        ({"model": {"encoder.weight": torch.zeros(1)}}, "unknown layout with keys model/encoder.weight"),
-        ({"generator": {"a": torch.zeros(1), "module.a": torch.ones(1)}}, r"module\.a of the file is a here"),
-        ([1, 2], "holds a list"),
-    ],
+    ("content", "message"), [({"model": {"encoder.weight": torch.zeros(1)}}, "unknown layout"), ([1, 2], "a list")]
 )
 def test_unknown_layouts_are_refused(tmp_path, content, message):
     torch.save(content, tmp_path / "strange.pt")
@@ -309,6 +268,16 @@ def test_contradictions_are_refused(folder, tmp_path):
     ):
         with pytest.raises(ValueError, match=match):
             refuse()
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"hop_size": 16}))
+    for refuse in (lambda: convert_config(folder), lambda: convert(folder, tmp_path / "a")):
+        with pytest.raises(ValueError, match="hop_size is 16"):
+            refuse()
+    (folder / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        from_original(path)
+
+
+def test_what_the_originals_files_cannot_hold_is_refused_or_left_out(folder, tmp_path):
     convert(folder, tmp_path / "ours.ckpt")
     (tmp_path / "back").mkdir()
     for other in ({"upsample_initial_channel": 16}, {"fmax": 4000}):
@@ -327,19 +296,6 @@ def test_contradictions_are_refused(folder, tmp_path):
     save_checkpoint(checkpoint, tmp_path / "other.ckpt")
     report = convert(tmp_path / "other.ckpt", tmp_path / "other")
     assert [Path(name).name for name in report["target"]] == [G] and "no do_ file" in report["notes"][-1]
-    (folder / "config.json").write_text(json.dumps(CONFIG | {"hop_size": 16}))
-    for refuse in (
-        lambda: convert_config(folder),
-        *(lambda t=t: convert(folder, tmp_path / t) for t in "a b.ckpt".split()),
-    ):
-        with pytest.raises(ValueError, match=r"hop_size is 16, the product of upsample_rates \[4, 2\] is 8"):
-            refuse()
-    (folder / "config.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"config\.json"):
-        from_original(path)
-    path.unlink()
-    with pytest.raises(ValueError, match="holds no generator"):
-        from_original(folder / DO, CONFIG)
 
 
 def test_generator_of_other_features(tmp_path: Path) -> None:
@@ -354,17 +310,14 @@ def test_generator_of_other_features(tmp_path: Path) -> None:
     vocoder = zoo.load(tmp_path / "ours")
     torch.testing.assert_close(torch.tensor(vocoder.from_mel(features.numpy())), generator(features[None])[0, 0])
     assert vocoder.sample_rate == CONFIG["sampling_rate"]
-    assert "features" in (tmp_path / "ours" / "README.md").read_text()
     for refuse in (lambda: convert(tmp_path, tmp_path / "ours.ckpt"), lambda: convert_config(tmp_path)):
         with pytest.raises(ValueError, match="no mel"):
             refuse()
-    lacking = {key: {name: CONFIG[name] for name in CONFIG if name != key} for key in mel[:-1]}  # half a mel
-    del config["sampling_rate"]
-    for key, settings in {**lacking, "sampling_rate": config}.items():
+    for key in ("fmin", "sampling_rate"):  # half a mel
+        settings = {name: value for name, value in CONFIG.items() if name != key}
         (tmp_path / "config.json").write_text(json.dumps(settings))
-        for refuse in (lambda: convert(tmp_path, tmp_path / "other"), lambda: convert_config(tmp_path)):
-            with pytest.raises(ValueError, match=f"lacks {key}"):
-                refuse()
+        with pytest.raises(ValueError, match=f"lacks {key}"):
+            convert(tmp_path, tmp_path / "other")
 
 
 def test_vocos_format_has_one_mel(tmp_path: Path) -> None:
@@ -375,7 +328,4 @@ def test_vocos_format_has_one_mel(tmp_path: Path) -> None:
             VocosConverter().to_original(net, tmp_path, LogMel(**sizes, mel_scale="htk", **floors), arguments)
     mel = LogMel(**sizes, mel_scale="htk", magnitude_floor=0.0, floor=1e-7)
     VocosConverter().to_original(net, tmp_path / "fits", mel, arguments)
-    config = yaml.safe_load((tmp_path / "fits" / "config.yaml").read_text())
-    (tmp_path / "fits" / "config.yaml").write_text(yaml.safe_dump(config | {"backbone": None}))
-    with pytest.raises(ValueError, match="backbone"):
-        convert(tmp_path / "fits", tmp_path / "ours")
+    assert (tmp_path / "fits" / "config.yaml").is_file()

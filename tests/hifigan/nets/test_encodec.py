@@ -53,14 +53,10 @@ def test_a_vocoder_has_one_of_its_bandwidths(codec, tmp_path):
 
 def test_what_does_not_fit_is_refused(codec):
     for make, message in (
-        (lambda: EncodecFeatures(), "give source"),
         (lambda: EncodecFeatures(config=TINY, bandwidths=[3.0]), r"bandwidths: \[3.0\]"),
-        (lambda: EncodecFeatures(config=TINY, bandwidths=[]), "bandwidths: none"),
         (lambda: EncodecFeatures(config={**TINY, "audio_channels": 2}, bandwidths=[2.5]), "one channel"),
-        (lambda: EncodecFeatures("no/such_codec"), "neither a local folder"),
         (lambda: Vocoder(Vocos(12, 16, 20, 1, 160, 40), codec), "'bandwidths': 0"),
         (lambda: Vocoder(Vocos(12, 16, 20, 1, 160, 40, conditions=4), codec, bandwidth=3.0), "expected one of"),
-        (lambda: codec.codes(torch.zeros(1, 400), 4), "bandwidth"),
     ):
-        with pytest.raises((ValueError, FileNotFoundError), match=message):
+        with pytest.raises(ValueError, match=message):
             make()

@@ -1,15 +1,8 @@
-from __future__ import annotations
-
-import importlib.util
-
 import pytest
 import torch
 
-from zoo.hifigan.inference import Vocoder
-from zoo.hifigan.nets.bigvgan import BigVGAN
-from zoo.hifigan.nets.conditioners import ConformerConditioner
+from zoo.hifigan.nets.conditioners import ConformerConditioner, PrenetConditioner
 from zoo.hifigan.nets.generator import Generator
-from zoo.runs.onnx_export import write_onnx
 
 V3 = {
     "initial_channels": 256, "upsample_rates": (8, 8, 4), "upsample_kernel_sizes": (16, 16, 8), "resblock": "2",
@@ -18,11 +11,6 @@ V3 = {
 BLOCKS = {"resblock_kernel_sizes": (3,), "resblock_dilation_sizes": ((1, 3),)}
 SMALL = {"in_channels": 4, "initial_channels": 8, "upsample_rates": (4, 2), "upsample_kernel_sizes": (8, 4), **BLOCKS}
 ODD = {**SMALL, "upsample_rates": (2, 5, 3), "upsample_kernel_sizes": (4, 10, 4)}
-HOP = 30  # of ODD
-
-
-def rates(factors, kernels):
-    return {"upsample_rates": factors, "upsample_kernel_sizes": kernels}
 
 
 @pytest.mark.parametrize(
@@ -31,9 +19,7 @@ def rates(factors, kernels):
         ({}, 256, 13, 13_936_130, 234),
         ({"initial_channels": 128}, 256, 13, 928_514, 234),
         (V3, 256, 11, 1_464_322, 69),
-        (rates((7, 7, 3, 3), (15, 15, 7, 7)), 441, 15, None, 234),
-        (rates((5, 4, 4, 2, 2), (11, 8, 8, 4, 4)), 320, 21, None, 291),
-        (rates((8, 5, 4, 3, 2), (16, 11, 8, 7, 4)), 960, 14, None, 291),
+        ({"upsample_rates": (8, 5, 4, 3, 2), "upsample_kernel_sizes": (16, 11, 8, 7, 4)}, 960, 14, None, 291),
     ],
 )
 def test_published_sizes(arguments, hop, receptive_frames, parameters, tensors):
@@ -63,12 +49,17 @@ def test_whole_frames_and_exact_receptive_field(arguments):
     assert max(20 - int(touched[0]), int(touched[-1]) - 20) == generator.receptive_frames
 
 
-def test_conditioner_slot():
+@pytest.mark.parametrize(("frames", "expected"), [(9, 15), (50, 86), (100, 172)])
+def test_prenet_changes_the_frame_rate(frames, expected):
+    prenet = PrenetConditioner(8, 5, layers=1, heads=2, kernel_size=3).eval()
+    assert prenet(torch.zeros(1, 8, frames)).shape == (1, 5, expected)
+
+
+def test_conditioner_has_no_weight_norm_and_must_fit():
     conformer = ConformerConditioner(6, 4, dim=8, heads=2, ffn_dim=8, kernel_size=3)
-    with_context = Generator(**(SMALL | {"in_channels": 6}), conditioner=conformer)
-    assert with_context.receptive_frames is None
+    Generator(**(SMALL | {"in_channels": 6}), conditioner=conformer)
     assert not any("parametrizations" in name for name in conformer.state_dict())
-    with pytest.raises(ValueError, match="in_channels is 4 and the conditioner takes 6"):
+    with pytest.raises(ValueError, match="conditioner takes 6"):
         Generator(**SMALL, conditioner=conformer)
 
 
@@ -76,39 +67,12 @@ def test_conditioner_slot():
     ("changes", "message"),
     [
         ({"upsample_rates": (5, 2), "upsample_kernel_sizes": (8, 4)}, "kernel 8 with rate 5"),
-        ({"upsample_rates": (4, 2), "upsample_kernel_sizes": (2, 4)}, "not negative"),
         ({"upsample_rates": (4, 2, 2)}, "same length, not 3 and 2"),
-        ({"resblock_kernel_sizes": (3, 5)}, "same length, not 2 and 1"),
-        ({"resblock_kernel_sizes": (4,)}, r"must be odd, found \[4\]"),
-        ({"resblock": "3"}, "resblock is one of 1, 2"),
-        ({"initial_channels": 3}, "leaves no channel after 2 halvings"),
-        ({"init": "zero"}, "init is one of default, normal"),
+        ({"resblock_kernel_sizes": (4,)}, "must be odd"),
+        ({"initial_channels": 3}, "2 halvings"),
         (ODD, r"kernel 10 with rate 5.*set output_padding"),
-        ({**ODD, "output_padding": 2}, "output_padding is one of None, 0, 1, not 2"),
     ],
 )
 def test_wrong_sizes_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         Generator(**(SMALL | changes))
-
-
-@pytest.mark.parametrize("net", [Generator, BigVGAN])
-@pytest.mark.parametrize("output_padding", [0, 1])
-def test_windows_with_context_join_without_seams(net, output_padding):
-    torch.manual_seed(0)
-    generator = net(**ODD, output_padding=output_padding).double()
-    context = generator.receptive_frames
-    x = torch.randn(1, 4, 100, dtype=torch.float64)
-    with torch.no_grad():
-        full = generator(x)
-        middle = generator(x[..., 50 - context : 55 + context])[..., context * HOP : (context + 5) * HOP]
-        end = generator(x[..., 55 - context :])[..., context * HOP :]
-    torch.testing.assert_close(middle, full[..., 50 * HOP : 55 * HOP], atol=1e-12, rtol=0)
-    torch.testing.assert_close(end, full[..., 55 * HOP :], atol=1e-12, rtol=0)
-
-
-def test_missing_extra_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"pip install zoo\[export\]"):
-        write_onnx(Vocoder(Generator(**SMALL), None, 8000).onnx_graph(), tmp_path / "generator.onnx")
-    assert list(tmp_path.iterdir()) == []
