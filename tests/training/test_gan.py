@@ -126,8 +126,6 @@ class TwoTerms(Task):
         (lambda: Task(loss_weights=WEIGHTS | {"d/three": 1.0}), "d/three"),
         (lambda: Task(loss_weights=WEIGHTS | {"g/mel": 1.0}), "g/mel"),
         (TwoTerms, "g/l2"),
-        (lambda: Task(scheduler_interval="batch"), "scheduler_interval"),
-        (lambda: GANStep(accumulate=0), "accumulate"),
         (lambda: GANTask(nn.BatchNorm1d(1), {}, SGD, SGD, {"g/l1": 1.0}, step=GANStep(accumulate=2)), "batch norm"),
         (lambda: fit(Task(scheduler_g=functools.partial(WarmupCosine, warmup_steps=2))), "scheduler_interval to step"),
         (lambda: Task(step=GANStep(discriminator_start=3), loss_weights=WEIGHTS | {"g/l1": 0}), "discriminator_start"),

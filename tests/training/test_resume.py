@@ -59,16 +59,10 @@ def test_ranks_see_the_global_batches_and_resume_anywhere(
         assert len(together) == -(-len(expected) // world) * world
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: ResumableBatchSampler(3, 2, world=2),
-        lambda: ResumableBatchSampler(0, 2),
-    ],
-)
-def test_epoch_without_batch_is_refused(build) -> None:
-    with pytest.raises(ValueError):
-        build()
+def test_epoch_without_batch_is_refused() -> None:
+    for size, reason in ((3, "do not fill one batch"), (0, "empty")):
+        with pytest.raises(ValueError, match=reason):
+            ResumableBatchSampler(size, 2, world=2)
 
 
 def test_buckets_have_little_padding_and_no_order_of_length() -> None:
@@ -110,10 +104,8 @@ FACTS = {"batch_size": 4, "processes": 1, "accumulated_batches": 1, "seed": 0, "
     [
         ({}, None),
         ({"batch_size": 2, "processes": 2}, "steps see the same items"),
-        ({"batch_size": 2}, "steps see more or fewer items"),
         ({"batch_size": 2, "accumulated_batches": 2}, "steps see more or fewer items"),
         ({"seed": 3}, "steps see other items"),
-        ({"items": 41, "contents": "b"}, "steps see other items"),
         ({"contents": "b", "processes": 2}, "steps see other items"),
     ],
 )

@@ -114,11 +114,13 @@ def test_signal_leaves_results(tmp_path):
 def test_two_processes_write_once(tmp_path):
     run = tmp_path / "run"
     both = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_steps=10"]
-    for rank in forked_ranks(*TOY_FIT, ALL, *both, f"--trainer.default_root_dir={run}", cwd=tmp_path):
-        good(rank)
+    ranks = forked_ranks(*TOY_FIT, ALL, *both, f"--trainer.default_root_dir={run}", cwd=tmp_path)
+    first, second = (good(rank).stderr for rank in ranks)
     assert len(offline_runs(run)) == 1
     assert len(list((run / "tensorboard").glob("events*"))) == 1
     assert mlflow_run(run)[1].data.params["run.processes"] == "2"
+    assert first.count("\ntrained ") == first.count("step 10/10 ") == 1 and second == ""
+    assert "4 = 2 per process x 2 processes" in first and "DDPStrategy" in first
 
 
 class Refusing(Logger):

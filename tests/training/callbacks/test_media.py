@@ -55,17 +55,9 @@ def test_image_layouts(tmp_path, make):
     np.testing.assert_array_equal(imread(tmp_path / STEP / "grey.png"), image[..., 0])
 
 
-@pytest.mark.parametrize(
-    ("kind", "content"),
-    [
-        ("audio", (np.zeros((2, 100)), 16000)),
-        ("image", (np.zeros(3),)),
-        ("table", (["a", "b"], [[1, 2], [1]])),
-    ],
-)
-def test_shapes_are_checked(tmp_path, kind, content):
-    with pytest.raises(ValueError, match="expected"):
-        getattr(media, f"log_{kind}")(make_task(tmp_path), "x", *content)
+def test_a_table_with_a_short_row_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="expected 2 cells"):
+        media.log_table(make_task(tmp_path), "x", ["a", "b"], [[1, 2], [1]])
 
 
 def test_tensorboard_shows_everything(tmp_path):

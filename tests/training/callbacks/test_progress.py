@@ -35,28 +35,17 @@ def loader(items):
     return DataLoader(torch.ones(items, 3), batch_size=1)
 
 
-def start(tmp_path, bar, **settings):
-    checkpoints = Checkpoints(monitor="val/loss", every_n_steps=None)
-    settings = {"num_sanity_val_steps": 1, "enable_checkpointing": True, "enable_progress_bar": True, **settings}
-    return make_trainer(bar, checkpoints, default_root_dir=tmp_path, log_every_n_steps=1, **settings)
-
-
-def fit_lines(tmp_path, caplog, bar, **settings):
-    """The lines of a fit of 4 batches an epoch, each epoch validated on 2."""
-    caplog.set_level(logging.INFO)
-    start(tmp_path, bar, **settings).fit(Task(), loader(4), loader(2))
-    return [record.getMessage() for record in caplog.records if record.name == progress.__name__]
-
-
 def test_lines_between_and_after_validations(tmp_path, caplog):
-    lines = fit_lines(tmp_path, caplog, ProgressBar(every_seconds=1e-9), max_epochs=1)
+    """A fit of 4 batches, validated on 2, and a test."""
+    caplog.set_level(logging.INFO)
+    settings = {"num_sanity_val_steps": 1, "enable_checkpointing": True, "enable_progress_bar": True, "max_epochs": 1}
+    callbacks = ProgressBar(every_seconds=1e-9), Checkpoints(monitor="val/loss", every_n_steps=None)
+    trainer = make_trainer(*callbacks, default_root_dir=tmp_path, log_every_n_steps=1, **settings)
+    trainer.fit(Task(), loader(4), loader(2))
+    lines = [record.getMessage() for record in caplog.records if record.name == progress.__name__]
     assert lines[0].startswith("validation before step 1 1/1 · 100 %")
     assert [line.split(" · ")[:2] for line in lines[1:5]] == [[f"step {n}/4", f"{25 * n} %"] for n in (1, 2, 3, 4)]
     assert lines[5].startswith("step 4/4") and " · validation 1/2 · 50 %" in lines[5]
     assert lines[-1].endswith("loss 3 · val/loss 3")
-    caplog.clear()
-    few = fit_lines(tmp_path / "few", caplog, ProgressBar(["val/loss"]), max_epochs=2, accumulate_grad_batches=3)
-    assert "step 4/4 · 100 %" in few[-1]
-    start(tmp_path, ProgressBar(every_seconds=1e-9)).test(Task(), loader(3), verbose=False)
+    trainer.test(Task(), loader(3), verbose=False)
     assert "test 2/3 · 67 %" in caplog.text
-    assert len(few) == 2 and all(" val/loss 3" in line and " · loss" not in line for line in few)
