@@ -1,7 +1,6 @@
 """Pushing runs of all systems to a hub and loading them; errors of a hub are one line."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import torch
 import yaml
 from huggingface_hub import ModelCard
 
-from tests.harness import environment
+from tests.harness import RUNS, environment
 from tests.runs.hub.hub_server import TOKEN, Hub
 from zoo.cli.main import main
 from zoo.runs.checkpoints import load_checkpoint
@@ -47,11 +46,10 @@ def error(capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.parametrize("recipe", [*SYSTEMS, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)])
 def test_push_and_load_are_equal(recipe: str, online: Hub, tmp_path: Path) -> None:
-    folder = fit(recipe, tmp_path / "run", "--trainer.val_check_interval=1")
-    assert main(["push", str(folder), "me/model"]) == 0
-    local, pushed = load(folder), load("hf://me/model")
+    assert main(["push", str(RUNS / recipe), "me/model"]) == 0
+    local, pushed = load(RUNS / recipe), load("hf://me/model")
     assert type(local) is type(pushed)
-    for name, part in load(tmp_path / "run").modules().items():
+    for name, part in local.modules().items():
         if hasattr(part, "remove_weight_norm_"):
             part.remove_weight_norm_()  # type: ignore[operator]
         expected, state = part.state_dict(), pushed.modules()[name].state_dict()
@@ -134,20 +132,10 @@ def test_branches_private_models_and_names_in_tools(
     assert main(["push", "digits/step_00000001.ckpt", "me/first"]) == 0  # below runs, not the newest
     assert "after 1 steps" in online.files("me/first")["README.md"].decode()
 
-    other = Path(shutil.copytree(run, tmp_path / "runs/other"))
-    for path in other.glob("*.ckpt"):
-        os.utime(path, (1, 1))
-    (other / "train.log").touch()
-    assert main(["push", "last", "me/last"]) == 0  # the newest checkpoint, as in other commands
-    assert "pushed runs/digits to" in capsys.readouterr().out
-
     online.put("me/open", {"config.json": b"{}"})
     for args, message in (
         (["push", str(run), "me/open", "--private"], "is public"),
-        (["push", str(run), "me"], "expected hf://user/name"),
         (["push", str(run), "me/mine@v2"], "--revision v2"),
-        (["push", "nosuchrun", "me/mine"], "no run"),
-        (["inspect", "hf://me/mine/sub/folder"], "expected hf://user/name"),
         (["inspect", "hf://me/mine@v3"], "no such branch, tag or commit"),
         (["inspect", "hf://me/nothing"], "no such model"),
         (["fit", "--ckpt_path", "hf://me/mine"], "--init_from"),
@@ -190,15 +178,9 @@ def test_unsafe_models_are_refused(run: Path, online: Hub, tmp_path: Path) -> No
     assert load("hf://bad/beside").dry_run()
     assert {path.name for path in (tmp_path / "cache" / "models--bad--beside" / "snapshots").rglob("*.*")} == {*good}
 
-    net = config["components"]["net"]
     record = {"class": "", "source": None, "revision": None, "folder": "../../../etc", "sha256": "0" * 64}
     refused = {
         "system": ({**config, "inference": "os.system"}, "os.system"),
-        "eval": (
-            {**config, "components": {**config["components"], "net": {**net, "class_path": "builtins.eval"}}},
-            "eval",
-        ),
-        "deep": ({**config, "options": {"solver": [{"class_path": "subprocess.Popen"}]}}, "Popen"),
         "local": ({**config, "options": {"source": "/etc"}}, "outside of the model"),
         "outside": ({**config, "frozen": {"net": record}}, "not in frozen/"),
         "other": ({"model_type": "llama"}, "another project's"),
