@@ -18,7 +18,6 @@ import yaml
 from tests.harness import environment, forked, good, zoo
 from zoo.cli.main import main
 from zoo.runs.run_info import list_runs, read_curves
-from zoo.tuning.study import read_curve
 
 LR = "model.init_args.optimizer.init_args.lr"
 
@@ -99,7 +98,6 @@ def test_a_killed_trial_is_continued_and_pruned(tmp_path: Path) -> None:
     ("options", "named"),
     [
         (["model.init_args.optimizr.init_args.lr=log(1e-5, 1)"], "did you mean optimizer"),
-        ([f"{LR}=log(1e-5, 1)", "--trails", "3"], "did you mean --trials"),
         ([f"{LR}=log(1e-5, 1)", "--model.optimizer.lr=0.1"], "given and searched"),
         ([f"{LR}=log(1e-5, 1)", "--ckpt_path", "last"], "ckpt_path"),
     ],
@@ -157,11 +155,6 @@ def test_of_two_processes_one_is_killed(recipe: str, tmp_path: Path) -> None:
         curve = read_curves(run.folder / "metrics.csv")[run.monitor or ""]
         assert len({step for step, _ in curve}) == len(curve)
     good(zoo("fit", recipe, study / "best.yaml", "--trainer.max_steps", "2", cwd=tmp_path, timeout=1500))
-
-
-def test_validation_before_step_1_is_no_result(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text("step,epoch,val/loss\n0,,0.1\n0,0,2.0\n1,0,1.0\n")
-    assert read_curve(tmp_path, "val/loss") == [(2.0, 1), (1.0, 2)]
 
 
 @pytest.mark.slow
