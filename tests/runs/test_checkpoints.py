@@ -15,14 +15,6 @@ def save(folder: Path, step: int, value: float = 0.0) -> Path:
     return path
 
 
-def test_round_trip_with_hash(tmp_path: Path) -> None:
-    path = save(tmp_path, 7, 1.5)
-    assert files.load_checkpoint(path)["x"] == 1.5
-    assert files.is_valid_checkpoint(path)
-    assert files.parse_step(path) == 7
-    assert path.with_name(path.name + ".sha256").read_text().endswith(f"  {path.name}\n")
-
-
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
 def test_corrupt_checkpoint_is_named_and_the_previous_one_used(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture

@@ -163,10 +163,8 @@ def test_before_discriminator_start_only_reconstruction_trains():
     before = weights(task.one)
     fit(task, max_steps=2)
     assert gap(before, weights(task.one)) == 0
-    assert list(task.logs[1]) == ["g/l1", "g/total", "grad_norm_g"]
-    task = Task(step=GANStep(discriminator_start=2))
     fit(task, max_steps=3)
-    assert "d/one" in task.logs[2]
+    assert list(task.logs[1]) == ["g/l1", "g/total", "grad_norm_g"] and "d/one" in task.logs[-1]
     assert gap(before, weights(task.one)) > 0
 
 

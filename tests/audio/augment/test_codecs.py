@@ -26,7 +26,7 @@ def lag_and_likeness(signal, reference):
     return lag, correlation[best] / np.linalg.norm(signal) / np.linalg.norm(reference)
 
 
-@pytest.mark.parametrize("rate", [16000, 22050, 48000])
+@pytest.mark.parametrize("rate", [16000, 22050])
 @pytest.mark.parametrize("codec", IN_LIBSNDFILE)
 @pytest.mark.parametrize("lowest", [True, False])
 def test_aligned_of_equal_length_and_deterministic(codec, rate, lowest):
