@@ -127,7 +127,5 @@ def test_run_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hidden.mkdir(parents=True)
     save(hidden, 3)
     assert find_latest_run(tmp_path) == tmp_path / first
-    (tmp_path / "config.yaml").touch()
-    assert find_latest_run(tmp_path) == tmp_path
     with pytest.raises(FileNotFoundError, match="--config"):
         find_config(first)

@@ -38,7 +38,6 @@ def test_defaults_replace_empty_values() -> None:
     ("name", "value", "label"),
     [
         ("sound", "x.exe", "Sound"),
-        ("sound", "a\0.wav", "Sound"),
         ("steps", 0, "Steps"),
         ("scale", math.nan, "Scale"),
         ("classes", ["a", "b", "c"], "Classes"),

@@ -13,7 +13,7 @@ from zoo.common.locks import lock_folder
 from zoo.runs import run_info
 from zoo.runs.checkpoints import save_checkpoint
 from zoo.runs.compare_runs import compare_runs
-from zoo.runs.run_info import describe_run, format_duration
+from zoo.runs.run_info import describe_run
 
 
 def state(folder: Path) -> str:
@@ -69,9 +69,7 @@ def test_broken_folders_are_listed_and_reported(tmp_path, config):
     assert describe_run(run)["checkpoints"] == [{"name": "step_00000003.ckpt", "bytes": 0, "valid": False}]
 
 
-@pytest.mark.parametrize(
-    "rows", [b"time,loss\n1,2\n3,4\n", b"", b"\xff\0\n1,2\n", b"step,epoch,val/loss\n" + b"9" * 5000 + b",0,1\n"]
-)
+@pytest.mark.parametrize("rows", [b"time,loss\n1,2\n3,4\n", b"step,epoch,val/loss\n" + b"9" * 5000 + b",0,1\n"])
 def test_metrics_of_another_program_show_no_step(tmp_path, rows):
     folder = make(tmp_path / "run", rows="", saved=())
     (folder / "metrics.csv").write_bytes(rows)
@@ -136,11 +134,6 @@ def test_time_leaves_the_pause_before_a_resume_out(tmp_path):
     resumed += "2026-01-02 10:00:30,000 INFO x: fit finished at step 10\n"
     folder = make(tmp_path / "a", log=INTERRUPTED + resumed, saved=())
     assert run_info.trained_seconds(folder) == 150
-
-
-def test_durations_have_one_unit():
-    durations = {5: "5 s", 150: "2 min", 9000: "2.5 h", 90000: "25 h", 400000: "5 d"}
-    assert {seconds: format_duration(seconds) for seconds in durations} == durations
 
 
 def test_all_without_torch_or_lightning(tmp_path):

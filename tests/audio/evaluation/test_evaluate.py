@@ -92,8 +92,6 @@ def test_models_score_the_clean_files_too(tmp_path):
 
 def test_wrong_folders_are_named(tmp_path):
     paths = trees(tmp_path, 2)
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        run(paths | {"degraded": tmp_path / "nowhere"}, tmp_path / "out")
     with pytest.raises(ValueError, match="no file has a clean counterpart"):
         run(paths | {"clean": tmp_path / "clean" / "s0"}, tmp_path / "out")
     files.write(paths["clean"] / "s0" / "0.wav", VOICES.utterance(0), RATE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,12 @@ def test_mlflow_has_the_config_and_the_values(run):
     history = client.get_metric_history(result.info.run_id, "val/error")
     assert is_recorded([(metric.step, metric.value) for metric in history], run)
     assert [file.path for file in client.list_artifacts(result.info.run_id)] == ["config.yaml"]
+
+
+def test_train_log_has_a_line_after_each_validation(run):
+    text = (run / "train.log").read_text()
+    for step, share in ((10, 50), (20, 100)):
+        assert re.search(rf"step {step}/20 · {share} % · .*loss \S+ · val/error \S+", text)
 
 
 def test_resume_continues_the_same_runs(run):
