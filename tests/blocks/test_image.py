@@ -1,12 +1,7 @@
 import torch
 from torch import nn
 
-from zoo.blocks.image import (
-    classifier_free_guidance,
-    multi_head_attention,
-    pixel_attention,
-    upsample_nearest,
-)
+from zoo.blocks.image import classifier_free_guidance, multi_head_attention, pixel_attention, upsample_nearest
 
 
 def test_guidance_scales_and_brings_the_deviation_back():

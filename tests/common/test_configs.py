@@ -1,5 +1,4 @@
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -8,7 +7,7 @@ from omegaconf.basecontainer import BaseContainer
 from tests.harness import REPOSITORY
 from zoo.common import foreign_files
 from zoo.common.configs import check_config_paths, load_run_config, load_yaml, merge, restrict_resolvers
-from zoo.common.foreign_files import iterate_keys, load_json, read_lines
+from zoo.common.foreign_files import load_json, read_lines
 
 
 def test_one_resolver_remains() -> None:
@@ -151,13 +150,3 @@ def test_lines_end_at_line_feeds_alone(tmp_path: Path, mark: bytes, end: str) ->
     (tmp_path / "latin.txt").write_bytes("one\ntwo\nné\n".encode("latin-1"))
     with pytest.raises(ValueError, match=r"latin\.txt:3: .*UTF-8"):
         read_lines(tmp_path / "latin.txt")
-
-
-def test_keys_of_nested_values() -> None:
-    assert list(iterate_keys({"a": [{"b": 1}], "c": 2})) == [
-        ("a", [{"b": 1}]), ("a.0", {"b": 1}), ("a.0.b", 1), ("c", 2),
-    ]  # fmt: skip
-    deep: list[Any] = []
-    for _ in range(2000):
-        deep = [deep]
-    assert len(list(iterate_keys(deep))) == 2000

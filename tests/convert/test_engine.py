@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from zoo.cli.main import main
 from zoo.convert.engine import OriginalFile
 from zoo.convert.network_description import component, count_blocks, fill_description, has_tensor, setting, size_of_axis
 from zoo.convert.settings import SettingsReader
 from zoo.convert.tensor_names import NameRule, NameTable, strip_state_wrappers
+from zoo.flow.nets.mlp import ToyNet
 
 LAYER = NameTable(("ff.0.{leaf}", "norm.{leaf}"), ("ff.1.{leaf}", "down.{leaf}"))
 NAMES = NameTable(
@@ -88,3 +90,17 @@ def test_settings_are_taken():
     ):
         with pytest.raises(ValueError, match=message):
             read()
+
+
+def test_damaged_original_is_refused(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "damaged.pt"
+    net = ToyNet(2, (64,))
+    torch.save({f"network.{key}": value for key, value in net.state_dict().items()}, path)
+    data = bytearray(path.read_bytes())
+    place = data.find(net.state_dict()["net.0.fc.weight"].numpy().tobytes()[:64])
+    data[place] ^= 1
+    path.write_bytes(data)
+    for args in (["inspect", path], ["convert", "flow", path, tmp_path / "export"]):
+        assert main(list(map(str, args))) == 1
+        assert "damaged.pt: damaged, the checksum of" in capsys.readouterr().err
+    assert not (tmp_path / "export").exists()

@@ -2,21 +2,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torch.utils.data import ChainDataset
 from toy_system.data import PairData
 
 from tests.harness import REPOSITORY, TOY, TOY_FIT
 from zoo.cli.main import main
 from zoo.cli.trainer import ZooCLI
-from zoo.training.datamodule import ZooDataModule
 from zoo.training.resume import BucketBatchSampler
-
-
-def test_streams_are_refused() -> None:
-    data = ZooDataModule(batch_size=2)
-    data.train_set = ChainDataset([])
-    with pytest.raises(ValueError, match="ChainDataset"):
-        data.train_dataloader()
 
 
 def test_lengths_choose_buckets() -> None:

@@ -1,13 +1,10 @@
-import random
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zoo.training.callbacks.rng import capture_rng, restore_rng
 from zoo.training.datamodule import ZooDataModule
 from zoo.training.resume import BucketBatchSampler, ResumableBatchSampler, describe_data_changes
 
@@ -87,13 +84,6 @@ def test_evaluation_slices_hold_every_item_once(size: int, world: int) -> None:
         assert len(loader) == len(loader.sampler)
         indices += loader.sampler
     assert sorted(indices) == list(range(size))
-
-
-def test_generators_are_restored() -> None:
-    state = capture_rng()
-    sampled = (random.random(), float(np.random.rand()), torch.rand(1).item())
-    restore_rng(state)
-    assert sampled == (random.random(), float(np.random.rand()), torch.rand(1).item())
 
 
 FACTS = {"batch_size": 4, "processes": 1, "accumulated_batches": 1, "seed": 0, "items": 40, "contents": "a"}

@@ -109,8 +109,7 @@ def test_mistakes_are_refused_before_any_trial(options: list[str], named: str, t
 
 
 @pytest.mark.parametrize(
-    ("fit", "folder"),
-    [(["flow/smoke", "--allow-import", "evil"], "trial_0000"), (["flow/smoke"], "../outside"), (["flow/smoke"], "/x")],
+    ("fit", "folder"), [(["flow/smoke", "--allow-import", "evil"], "trial_0000"), (["flow/smoke"], "../outside")]
 )
 def test_a_database_admits_no_package_and_no_other_folder(fit: list[str], folder: str, tmp_path: Path, capfd) -> None:
     (tmp_path / "evil.py").write_text("open('marker', 'w').close()")
@@ -124,7 +123,7 @@ def test_a_database_admits_no_package_and_no_other_folder(fit: list[str], folder
     assert main(["tune", "--output", str(output)]) == 1
     assert ("--allow-import" in capfd.readouterr().err) == ("evil" in fit)
     assert not list(tmp_path.rglob("*.ckpt")) and not list(tmp_path.rglob("marker"))
-    assert not (tmp_path / "outside").exists() and not Path("/x").exists()
+    assert not (tmp_path / "outside").exists()
 
 
 SMOKE = {"flow/smoke": (LR, 20), "hifigan/smoke": ("model.init_args.optimizer_g.init_args.lr", 40)}
