@@ -88,8 +88,9 @@ def test_mlflow_has_the_config_and_the_values(run):
     assert [file.path for file in client.list_artifacts(result.info.run_id)] == ["config.yaml"]
 
 
-def test_train_log_has_a_line_after_each_validation(run):
+def test_train_log_has_the_summary_and_a_line_after_each_validation(run):
     text = (run / "train.log").read_text()
+    assert "toy_system.GainTask" in text and "steps 1 to 20 in" in text
     for step, share in ((10, 50), (20, 100)):
         assert re.search(rf"step {step}/20 · {share} % · .*loss \S+ · val/error \S+", text)
 
