@@ -74,6 +74,14 @@ def other_draw(seed: int) -> torch.Tensor:
     return torch.full((8,), 2.0 + seed)
 
 
+def test_fingerprint_covers_names_and_values() -> None:
+    one, same, other = Scale(**HERE), Scale(**HERE), Scale(config={"seed": 4})
+    assert one.fingerprint() == same.fingerprint() != other.fingerprint()
+    half = Scale(**HERE)
+    half.weight.data = half.weight.data.half()
+    assert half.fingerprint() != one.fingerprint()
+
+
 def test_strict_loading_passes_without_the_frozen_tensors() -> None:
     net, other = Scaled(Scale(**HERE)), Scaled(Scale(config={"seed": 4}))
     before = net.backbone.fingerprint()

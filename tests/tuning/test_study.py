@@ -126,16 +126,11 @@ def test_a_database_admits_no_package_and_no_other_folder(fit: list[str], folder
     assert not (tmp_path / "outside").exists()
 
 
-SMOKE = {"flow/smoke": (LR, 20), "hifigan/smoke": ("model.init_args.optimizer_g.init_args.lr", 40)}
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("recipe", SMOKE)
-def test_of_two_processes_one_is_killed(recipe: str, tmp_path: Path) -> None:
-    key, steps = SMOKE[recipe]
+def test_of_two_processes_one_is_killed(tmp_path: Path) -> None:
     study, chance = tmp_path / "study", random.Random()
-    tune = ["tune", recipe, "--search", f"{key}=log(1e-5, 1e-2)", "--trials", "3", "--output", study]
+    tune = ["tune", "flow/smoke", "--search", f"{LR}=log(1e-5, 1e-2)", "--trials", "3", "--output", study]
     both = [start(tune, tmp_path), start(tune, tmp_path)]
     try:
         wait_for(lambda: len(list(study.glob("trial_*"))) >= 2)
@@ -148,12 +143,12 @@ def test_of_two_processes_one_is_killed(recipe: str, tmp_path: Path) -> None:
             process.wait()
     good(zoo("tune", "--output", study, "--trials", "3", cwd=tmp_path, timeout=1500))
     assert [(row["trial"], row["state"]) for row in rows(study)] == [(f"trial_000{n}", "finished") for n in range(3)]
-    assert len({row[key] for row in rows(study)}) == 3
+    assert len({row[LR] for row in rows(study)}) == 3
     for run in list_runs(study):
-        assert (run.state, run.step, run.recipe) == ("finished", steps, recipe)
+        assert (run.state, run.step, run.recipe) == ("finished", 20, "flow/smoke")
         curve = read_curves(run.folder / "metrics.csv")[run.monitor or ""]
         assert len({step for step, _ in curve}) == len(curve)
-    good(zoo("fit", recipe, study / "best.yaml", "--trainer.max_steps", "2", cwd=tmp_path, timeout=1500))
+    good(zoo("fit", "flow/smoke", study / "best.yaml", "--trainer.max_steps", "2", cwd=tmp_path, timeout=1500))
 
 
 @pytest.mark.slow
@@ -163,17 +158,6 @@ def test_failures_end_the_study(tmp_path: Path) -> None:
     assert failed.returncode == 1 and "Invalid learning rate: -3.0" in failed.stderr
     good(zoo(*tune, "--output", "study", cwd=tmp_path))
     assert [row["state"] for row in rows(tmp_path / "study")] == ["failed"] * 3 + ["finished"]
-
-
-@pytest.mark.slow
-def test_an_interrupted_study_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*args: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("zoo.tuning.study.train", interrupt)
-    output = str(tmp_path / "study")
-    assert main(["tune", "flow/smoke", "--search", f"{LR}=log(1e-5, 1e-2)", "--trials", "1", "--output", output]) == 130
-    assert [row["state"] for row in rows(tmp_path / "study")] == ["queued"]
 
 
 def test_a_stopped_trial_is_continued_at_once(tmp_path: Path) -> None:
