@@ -11,7 +11,7 @@ import torch
 import yaml
 from huggingface_hub import ModelCard
 
-from tests.harness import RUNS, environment
+from tests.harness import environment
 from tests.runs.hub.hub_server import TOKEN, Hub
 from zoo.cli.main import main
 from zoo.runs.checkpoints import load_checkpoint
@@ -46,10 +46,11 @@ def error(capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.parametrize("recipe", [*SYSTEMS, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)])
 def test_push_and_load_are_equal(recipe: str, online: Hub, tmp_path: Path) -> None:
-    assert main(["push", str(RUNS / recipe), "me/model"]) == 0
-    local, pushed = load(RUNS / recipe), load("hf://me/model")
+    folder = fit(recipe, tmp_path / "run", "--trainer.val_check_interval=1")
+    assert main(["push", str(folder), "me/model"]) == 0
+    local, pushed = load(folder), load("hf://me/model")
     assert type(local) is type(pushed)
-    for name, part in local.modules().items():
+    for name, part in load(tmp_path / "run").modules().items():
         if hasattr(part, "remove_weight_norm_"):
             part.remove_weight_norm_()  # type: ignore[operator]
         expected, state = part.state_dict(), pushed.modules()[name].state_dict()
