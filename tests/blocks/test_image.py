@@ -1,15 +1,7 @@
-import pytest
 import torch
 from torch import nn
 
-from zoo.blocks.image import (
-    check_divisible,
-    check_levels,
-    classifier_free_guidance,
-    multi_head_attention,
-    pixel_attention,
-    upsample_nearest,
-)
+from zoo.blocks.image import classifier_free_guidance, multi_head_attention, pixel_attention, upsample_nearest
 
 
 def test_guidance_scales_and_brings_the_deviation_back():
@@ -37,10 +29,3 @@ def test_attention_to_equal_keys_is_the_mean_of_the_values():
 def test_doubling_repeats_pixels():
     x = torch.tensor([[[[1.0, 2.0]]]])
     assert upsample_nearest(x).tolist() == [[[[1.0, 1.0, 2.0, 2.0]] * 2]]
-
-
-def test_what_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="at least one level"):
-        check_levels([], 2)
-    with pytest.raises(ValueError, match="multiples of 4"):
-        check_divisible(torch.zeros(1, 1, 8, 6), 4)

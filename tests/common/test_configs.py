@@ -1,5 +1,4 @@
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -8,7 +7,7 @@ from omegaconf.basecontainer import BaseContainer
 from tests.harness import REPOSITORY
 from zoo.common import foreign_files
 from zoo.common.configs import check_config_paths, load_run_config, load_yaml, merge, restrict_resolvers
-from zoo.common.foreign_files import iterate_keys, load_json, read_lines
+from zoo.common.foreign_files import load_json, read_lines
 
 
 def test_one_resolver_remains() -> None:
@@ -45,13 +44,8 @@ def test_variables_of_the_zoo_are_read(tmp_path: Path, monkeypatch: pytest.Monke
         "${ oc.env:HOME }",
         "${oc.env:${name}}",
         "${oc.env:'HOME'}",
-        "a${oc.env:PATH}b",
         "${oc.decode:${oc.env:ZOO_X,HOME}}",
-        "${oc.create:{a: 1}}",
-        "${oc.dict.keys:x}",
-        "${oc.select:name}",
         "${oc.env:ZOO_ABSENT}",
-        "${zoo.flow}",
         "${",
     ],
 )
@@ -72,15 +66,11 @@ def test_nothing_else_is_resolved(text: str, tmp_path: Path) -> None:
         {"trainer": {"logger": {"init_args": {"tracking_uri": "http://example.invalid"}}}},
         {"trainer": {"default_root_dir": "/tmp/elsewhere"}},
         {"trainer": {"profiler": {"init_args": {"dirpath": "a\0b"}}}},
-        {"data": {"init_args": {"cache": "/var/spool"}}},
         {"data": {"init_args": {"cache": "runs/../../x"}}},
-        {"data": {"init_args": {"real": {"init_args": {"cache": "elsewhere"}}}}},
         {"wandb": {"name": "../../x"}},
         {"ckpt_path": "x"},
         {"trainer": {"logger": [{"init_args": {"artifact_location": "file:/tmp"}}]}},
         {"trainer": {"logger": [{"class_path": "x", "dict_kwargs": {"config": "settings.yaml"}}]}},
-        {"wandb": {"entity": "https://127.0.0.1:9"}},
-        {"data": {"init_args": {"noises": ["s3://bucket/noises"]}}},
         {"model": {"init_args": {"net": {"class_path": "x", "init_args": {"source": "http://127.0.0.1:9/model"}}}}},
     ],
 )
@@ -128,9 +118,7 @@ def test_aliases_are_kept() -> None:
     "content",
     [
         "a: [",
-        "*missing",
         "!!python/name:os.system",
-        "!!timestamp x",
         "a: &a [*a]",
         "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40)),
         "a: {b: 1, b: 2}",
@@ -162,13 +150,3 @@ def test_lines_end_at_line_feeds_alone(tmp_path: Path, mark: bytes, end: str) ->
     (tmp_path / "latin.txt").write_bytes("one\ntwo\nné\n".encode("latin-1"))
     with pytest.raises(ValueError, match=r"latin\.txt:3: .*UTF-8"):
         read_lines(tmp_path / "latin.txt")
-
-
-def test_keys_of_nested_values() -> None:
-    assert list(iterate_keys({"a": [{"b": 1}], "c": 2})) == [
-        ("a", [{"b": 1}]), ("a.0", {"b": 1}), ("a.0.b", 1), ("c", 2),
-    ]  # fmt: skip
-    deep: list[Any] = []
-    for _ in range(2000):
-        deep = [deep]
-    assert len(list(iterate_keys(deep))) == 2000

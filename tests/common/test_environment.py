@@ -16,12 +16,10 @@ STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4", "SLURM_S
         ({}, (0, 1)),
         ({"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}, (2, 4)),  # torchrun, accelerate
         ({**STEP, "SLURM_PROCID": "3"}, (3, 4)),  # srun -n 4
-        ({**STEP, "SLURM_PROCID": "0"}, (0, 4)),
         ({**STEP, "SLURM_PROCID": "1", "RANK": "5", "WORLD_SIZE": "8"}, (5, 8)),  # torchrun below srun
         ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, (0, 1)),  # a batch script, salloc's shell
         ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, (1, 2)),
         ({"PMI_RANK": "1", "PMI_SIZE": "3"}, (1, 3)),
-        ({"JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "3"}, (1, 3)),
     ],
 )
 def test_rank_and_lock_agree(variables, expected, monkeypatch):

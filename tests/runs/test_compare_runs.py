@@ -1,7 +1,7 @@
 import pytest
 
 from tests.run_folders import make
-from zoo.runs.compare_runs import compare_runs, result_table, select_metrics
+from zoo.runs.compare_runs import compare_runs, result_table
 
 
 def test_more_is_better_where_a_run_states_so(tmp_path):
@@ -29,12 +29,3 @@ def test_results_of_validate_test_and_evaluate(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="empty: neither a run"):
         compare_runs([run, tmp_path / "empty"], tmp_path)
-
-
-def test_metrics_are_chosen_by_names_and_patterns():
-    shared = ["train/loss", "train/lr_x", "val/a", "val/b", "test/a"]
-    assert select_metrics(shared, "") == ["val/a", "val/b", "test/a", "train/loss"]
-    assert select_metrics(shared, "", ["val/b"])[0] == "val/b"
-    assert select_metrics(shared, "[val/*, train/lr_x]") == ["val/a", "val/b", "train/lr_x"]
-    with pytest.raises(ValueError, match=r"--metrics val/c: .*train/loss"):
-        select_metrics(shared, "val/c")

@@ -37,22 +37,14 @@ def test_defaults_replace_empty_values() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "label"),
     [
-        ("sound", None, "Sound"),
         ("sound", "x.exe", "Sound"),
-        ("sound", "a\0.wav", "Sound"),
         ("steps", 0, "Steps"),
-        ("steps", 2.5, "Steps"),
         ("scale", math.nan, "Scale"),
-        ("scale", 10**400, "Scale"),
-        ("loud", 7, "Loud"),
-        ("method", "c", "Method"),
-        ("classes", ["a", "z"], "Classes"),
         ("classes", ["a", "b", "c"], "Classes"),
         ("note", "x" * 21, "Note"),
         ("note", "\ud800", "Note"),
         ("question", " ", "Question"),
         ("unknown", 1, "unknown"),
-        ("__class__", 1, "__class__"),
     ],
 )
 def test_refused_values_name_the_field_in_one_line(name: str, value: Any, label: str) -> None:

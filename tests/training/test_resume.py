@@ -1,13 +1,10 @@
-import random
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zoo.training.callbacks.rng import capture_rng, restore_rng
 from zoo.training.datamodule import ZooDataModule
 from zoo.training.resume import BucketBatchSampler, ResumableBatchSampler, describe_data_changes
 
@@ -59,16 +56,10 @@ def test_ranks_see_the_global_batches_and_resume_anywhere(
         assert len(together) == -(-len(expected) // world) * world
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: ResumableBatchSampler(3, 2, world=2),
-        lambda: ResumableBatchSampler(0, 2),
-    ],
-)
-def test_epoch_without_batch_is_refused(build) -> None:
-    with pytest.raises(ValueError):
-        build()
+def test_epoch_without_batch_is_refused() -> None:
+    for size, reason in ((3, "do not fill one batch"), (0, "empty")):
+        with pytest.raises(ValueError, match=reason):
+            ResumableBatchSampler(size, 2, world=2)
 
 
 def test_buckets_have_little_padding_and_no_order_of_length() -> None:
@@ -95,13 +86,6 @@ def test_evaluation_slices_hold_every_item_once(size: int, world: int) -> None:
     assert sorted(indices) == list(range(size))
 
 
-def test_generators_are_restored() -> None:
-    state = capture_rng()
-    sampled = (random.random(), float(np.random.rand()), torch.rand(1).item())
-    restore_rng(state)
-    assert sampled == (random.random(), float(np.random.rand()), torch.rand(1).item())
-
-
 FACTS = {"batch_size": 4, "processes": 1, "accumulated_batches": 1, "seed": 0, "items": 40, "contents": "a"}
 
 
@@ -110,10 +94,8 @@ FACTS = {"batch_size": 4, "processes": 1, "accumulated_batches": 1, "seed": 0, "
     [
         ({}, None),
         ({"batch_size": 2, "processes": 2}, "steps see the same items"),
-        ({"batch_size": 2}, "steps see more or fewer items"),
         ({"batch_size": 2, "accumulated_batches": 2}, "steps see more or fewer items"),
         ({"seed": 3}, "steps see other items"),
-        ({"items": 41, "contents": "b"}, "steps see other items"),
         ({"contents": "b", "processes": 2}, "steps see other items"),
     ],
 )

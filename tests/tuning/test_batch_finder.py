@@ -10,7 +10,6 @@ from zoo.compressed_ad.data.curriculum import Curriculum, CurriculumBatches
 from zoo.training.resume import BucketBatchSampler
 from zoo.tuning.batch_finder import search_batch_size
 
-SMOKES = sorted((REPOSITORY / "configs").glob("*/smoke*.yaml"))
 TOY_RECIPE = ["find-batch", *map(str, TOY_FIT[1:]), "--steps=1"]
 
 
@@ -56,12 +55,3 @@ def test_tries_take_the_longest_items():
     longest = {steps for keys in histories for *_, steps in keys}
     steps = {curriculum.steps(step, seed, 25) for step in range(6) for seed in range(200)}
     assert longest == {max(steps)} and len(steps) > 5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", SMOKES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_every_smoke_recipe_is_tried(recipe, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    assert main(["find-batch", str(recipe), "--steps=1", "--max=8"]) == 0
-    assert capsys.readouterr().out.strip().splitlines()[-1].startswith("--data.init_args.batch_size=")

@@ -1,4 +1,4 @@
-"""`zoo find-lr`: rates in closed form, GANs with two optimizers, and a run that is left alone."""
+"""`zoo find-lr`: rates in closed form, GANs with two optimizers, a run that is left alone; all smoke recipes."""
 
 import csv
 import math
@@ -106,7 +106,10 @@ def test_a_test_is_deterministic_and_leaves_its_run_alone(tmp_path, monkeypatch,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", SMOKES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_every_smoke_recipe_is_tested(recipe, tmp_path, monkeypatch):
+def test_every_smoke_recipe_is_searched(recipe, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     assert main(["find-lr", str(recipe), "--batches=40"]) == 0
     assert len(rows(next(Path("runs/find-lr").rglob("lr.csv")).parent)) > 10
+    assert main(["find-batch", str(recipe), "--steps=1", "--max=8"]) == 0
+    assert capsys.readouterr().out.strip().splitlines()[-1].startswith("--data.init_args.batch_size=")

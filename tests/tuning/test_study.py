@@ -18,7 +18,6 @@ import yaml
 from tests.harness import environment, forked, good, zoo
 from zoo.cli.main import main
 from zoo.runs.run_info import list_runs, read_curves
-from zoo.tuning.study import read_curve
 
 LR = "model.init_args.optimizer.init_args.lr"
 
@@ -99,7 +98,6 @@ def test_a_killed_trial_is_continued_and_pruned(tmp_path: Path) -> None:
     ("options", "named"),
     [
         (["model.init_args.optimizr.init_args.lr=log(1e-5, 1)"], "did you mean optimizer"),
-        ([f"{LR}=log(1e-5, 1)", "--trails", "3"], "did you mean --trials"),
         ([f"{LR}=log(1e-5, 1)", "--model.optimizer.lr=0.1"], "given and searched"),
         ([f"{LR}=log(1e-5, 1)", "--ckpt_path", "last"], "ckpt_path"),
     ],
@@ -111,8 +109,7 @@ def test_mistakes_are_refused_before_any_trial(options: list[str], named: str, t
 
 
 @pytest.mark.parametrize(
-    ("fit", "folder"),
-    [(["flow/smoke", "--allow-import", "evil"], "trial_0000"), (["flow/smoke"], "../outside"), (["flow/smoke"], "/x")],
+    ("fit", "folder"), [(["flow/smoke", "--allow-import", "evil"], "trial_0000"), (["flow/smoke"], "../outside")]
 )
 def test_a_database_admits_no_package_and_no_other_folder(fit: list[str], folder: str, tmp_path: Path, capfd) -> None:
     (tmp_path / "evil.py").write_text("open('marker', 'w').close()")
@@ -126,19 +123,14 @@ def test_a_database_admits_no_package_and_no_other_folder(fit: list[str], folder
     assert main(["tune", "--output", str(output)]) == 1
     assert ("--allow-import" in capfd.readouterr().err) == ("evil" in fit)
     assert not list(tmp_path.rglob("*.ckpt")) and not list(tmp_path.rglob("marker"))
-    assert not (tmp_path / "outside").exists() and not Path("/x").exists()
-
-
-SMOKE = {"flow/smoke": (LR, 20), "hifigan/smoke": ("model.init_args.optimizer_g.init_args.lr", 40)}
+    assert not (tmp_path / "outside").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("recipe", SMOKE)
-def test_of_two_processes_one_is_killed(recipe: str, tmp_path: Path) -> None:
-    key, steps = SMOKE[recipe]
+def test_of_two_processes_one_is_killed(tmp_path: Path) -> None:
     study, chance = tmp_path / "study", random.Random()
-    tune = ["tune", recipe, "--search", f"{key}=log(1e-5, 1e-2)", "--trials", "3", "--output", study]
+    tune = ["tune", "flow/smoke", "--search", f"{LR}=log(1e-5, 1e-2)", "--trials", "3", "--output", study]
     both = [start(tune, tmp_path), start(tune, tmp_path)]
     try:
         wait_for(lambda: len(list(study.glob("trial_*"))) >= 2)
@@ -151,17 +143,12 @@ def test_of_two_processes_one_is_killed(recipe: str, tmp_path: Path) -> None:
             process.wait()
     good(zoo("tune", "--output", study, "--trials", "3", cwd=tmp_path, timeout=1500))
     assert [(row["trial"], row["state"]) for row in rows(study)] == [(f"trial_000{n}", "finished") for n in range(3)]
-    assert len({row[key] for row in rows(study)}) == 3
+    assert len({row[LR] for row in rows(study)}) == 3
     for run in list_runs(study):
-        assert (run.state, run.step, run.recipe) == ("finished", steps, recipe)
+        assert (run.state, run.step, run.recipe) == ("finished", 20, "flow/smoke")
         curve = read_curves(run.folder / "metrics.csv")[run.monitor or ""]
         assert len({step for step, _ in curve}) == len(curve)
-    good(zoo("fit", recipe, study / "best.yaml", "--trainer.max_steps", "2", cwd=tmp_path, timeout=1500))
-
-
-def test_validation_before_step_1_is_no_result(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text("step,epoch,val/loss\n0,,0.1\n0,0,2.0\n1,0,1.0\n")
-    assert read_curve(tmp_path, "val/loss") == [(2.0, 1), (1.0, 2)]
+    good(zoo("fit", "flow/smoke", study / "best.yaml", "--trainer.max_steps", "2", cwd=tmp_path, timeout=1500))
 
 
 @pytest.mark.slow
@@ -171,17 +158,6 @@ def test_failures_end_the_study(tmp_path: Path) -> None:
     assert failed.returncode == 1 and "Invalid learning rate: -3.0" in failed.stderr
     good(zoo(*tune, "--output", "study", cwd=tmp_path))
     assert [row["state"] for row in rows(tmp_path / "study")] == ["failed"] * 3 + ["finished"]
-
-
-@pytest.mark.slow
-def test_an_interrupted_study_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*args: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("zoo.tuning.study.train", interrupt)
-    output = str(tmp_path / "study")
-    assert main(["tune", "flow/smoke", "--search", f"{LR}=log(1e-5, 1e-2)", "--trials", "1", "--output", output]) == 130
-    assert [row["state"] for row in rows(tmp_path / "study")] == ["queued"]
 
 
 def test_a_stopped_trial_is_continued_at_once(tmp_path: Path) -> None:

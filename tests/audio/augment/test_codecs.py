@@ -26,7 +26,7 @@ def lag_and_likeness(signal, reference):
     return lag, correlation[best] / np.linalg.norm(signal) / np.linalg.norm(reference)
 
 
-@pytest.mark.parametrize("rate", [16000, 22050, 48000])
+@pytest.mark.parametrize("rate", [16000, 22050])
 @pytest.mark.parametrize("codec", IN_LIBSNDFILE)
 @pytest.mark.parametrize("lowest", [True, False])
 def test_aligned_of_equal_length_and_deterministic(codec, rate, lowest):
@@ -53,12 +53,6 @@ def test_any_length_rate_and_level(samples, rate, codec, level):
     coded = codecs.encode_decode(audio, rate, codec)
     assert coded.shape == audio.shape and coded.dtype == np.float32 and np.isfinite(coded).all()
     assert np.abs(coded).max() <= 3 * level + 2e-3
-
-
-def test_wrong_requests_are_named():
-    for codec, setting in (("mp2", None), ("mp3", 4), ("vorbis", -1), ("gsm", 13)):
-        with pytest.raises(ValueError, match=codec):
-            codecs.encode_decode(np.ones(10, np.float32), 16000, codec, setting)
 
 
 @pytest.fixture

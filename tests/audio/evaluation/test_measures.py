@@ -60,7 +60,7 @@ def test_a_silent_reference_defines_nothing():
     )
 
 
-@pytest.mark.parametrize("samples", [0, 1, 100, 4000])
+@pytest.mark.parametrize("samples", [0, 100, 4000])
 def test_clips_that_are_too_short(samples):
     start = len(CLEAN) // 3
     clean, restored = (x[start : start + samples] for x in (CLEAN, noisy(20)))

@@ -115,16 +115,6 @@ def test_mos(tmp_path):
     assert model(np.concatenate([np.ones(30 * RATE), np.full(30 * RATE, 2.0)]), None, None)["mos"] == pytest.approx(1.5)
 
 
-def test_files_that_are_no_models(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"none\.onnx"):
-        MOSPredictor(tmp_path / "none.onnx").load()
-    (tmp_path / "bad.onnx").write_bytes(b"pickle?")
-    with pytest.raises(ValueError, match=r"bad\.onnx: no ONNX model"):
-        MOSPredictor(tmp_path / "bad.onnx").load()
-    with pytest.raises(ValueError, match=r"takes .* got"):
-        MOSPredictor(mean_model(tmp_path / "other.onnx", [1, 1, "t"], [2]))(VOICE, None, None)
-
-
 def test_dnsmos(tmp_path):
     # a stand-in: three times the mean of the window
     nodes = [

@@ -1,7 +1,6 @@
 """Pushing runs of all systems to a hub and loading them; errors of a hub are one line."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -134,20 +133,10 @@ def test_branches_private_models_and_names_in_tools(
     assert main(["push", "digits/step_00000001.ckpt", "me/first"]) == 0  # below runs, not the newest
     assert "after 1 steps" in online.files("me/first")["README.md"].decode()
 
-    other = Path(shutil.copytree(run, tmp_path / "runs/other"))
-    for path in other.glob("*.ckpt"):
-        os.utime(path, (1, 1))
-    (other / "train.log").touch()
-    assert main(["push", "last", "me/last"]) == 0  # the newest checkpoint, as in other commands
-    assert "pushed runs/digits to" in capsys.readouterr().out
-
     online.put("me/open", {"config.json": b"{}"})
     for args, message in (
         (["push", str(run), "me/open", "--private"], "is public"),
-        (["push", str(run), "me"], "expected hf://user/name"),
         (["push", str(run), "me/mine@v2"], "--revision v2"),
-        (["push", "nosuchrun", "me/mine"], "no run"),
-        (["inspect", "hf://me/mine/sub/folder"], "expected hf://user/name"),
         (["inspect", "hf://me/mine@v3"], "no such branch, tag or commit"),
         (["inspect", "hf://me/nothing"], "no such model"),
         (["fit", "--ckpt_path", "hf://me/mine"], "--init_from"),
@@ -190,15 +179,9 @@ def test_unsafe_models_are_refused(run: Path, online: Hub, tmp_path: Path) -> No
     assert load("hf://bad/beside").dry_run()
     assert {path.name for path in (tmp_path / "cache" / "models--bad--beside" / "snapshots").rglob("*.*")} == {*good}
 
-    net = config["components"]["net"]
     record = {"class": "", "source": None, "revision": None, "folder": "../../../etc", "sha256": "0" * 64}
     refused = {
         "system": ({**config, "inference": "os.system"}, "os.system"),
-        "eval": (
-            {**config, "components": {**config["components"], "net": {**net, "class_path": "builtins.eval"}}},
-            "eval",
-        ),
-        "deep": ({**config, "options": {"solver": [{"class_path": "subprocess.Popen"}]}}, "Popen"),
         "local": ({**config, "options": {"source": "/etc"}}, "outside of the model"),
         "outside": ({**config, "frozen": {"net": record}}, "not in frozen/"),
         "other": ({"model_type": "llama"}, "another project's"),

@@ -33,15 +33,14 @@ class SignalAfter(L.Callback):
             signal.raise_signal(signal.SIGTERM)
 
 
-def fit(folder: Path, *callbacks: L.Callback, ckpt_path: Path | None = None, **settings) -> L.Trainer:
-    task = GainTask(Gain(), functools.partial(torch.optim.SGD, lr=0.01))
+def fit(folder: Path, *callbacks: L.Callback, ckpt_path: Path | None = None, kind=GainTask, **settings) -> L.Trainer:
+    task = kind(Gain(), functools.partial(torch.optim.SGD, lr=0.01))
     trainer = make_trainer(*callbacks, default_root_dir=folder, enable_checkpointing=True, **settings)
     trainer.fit(task, PairData(items=40, batch_size=2), ckpt_path=ckpt_path, weights_only=True)
     return trainer
 
 
-@pytest.mark.parametrize("in_validation", [False, True])
-@pytest.mark.parametrize("batches", [3, 4, 5])
+@pytest.mark.parametrize(("batches", "in_validation"), [(3, False), (4, False), (4, True)])
 def test_signal_between_accumulated_batches_waits_for_the_step(
     batches: int, in_validation: bool, tmp_path: Path
 ) -> None:
@@ -108,10 +107,8 @@ def test_best_of_values_below_a_millionth(tmp_path):
             values, items = super().evaluate(*args)
             return {"error": 1e-9 * values["error"]}, items
 
-    task = SmallTask(Gain(), functools.partial(torch.optim.SGD, lr=0.01))
-    best = Checkpoints(monitor="val/error")
-    settings = {"max_steps": 6, "val_check_interval": 3, "num_sanity_val_steps": 0, "enable_checkpointing": True}
-    make_trainer(best, default_root_dir=tmp_path, **settings).fit(task, PairData(items=40, batch_size=2))
+    settings = {"max_steps": 6, "val_check_interval": 3, "num_sanity_val_steps": 0}
+    fit(tmp_path, Checkpoints(monitor="val/error"), kind=SmallTask, **settings)
     (path,) = tmp_path.glob("best-*.ckpt")
     assert parse_step(path) == 6 and 0 < parse_score(path) < 1e-6
 
@@ -119,7 +116,7 @@ def test_best_of_values_below_a_millionth(tmp_path):
 def test_chain_of_resumes_at_ends_of_epochs_equals_one_run(tmp_path):
     ema = callback("zoo.training.EMA", modules=["net"], decay=0.9)
     good(forked(*TOY_FIT, *ema, "--trainer.default_root_dir=whole", cwd=tmp_path))
-    for end in (10, EPOCH, EPOCH + 1, 2 * EPOCH, 60):
+    for end in (EPOCH, EPOCH + 1, 60):
         options = ["--trainer.default_root_dir=run", "--ckpt_path=auto", f"--trainer.max_steps={end}"]
         good(forked(*TOY_FIT, *ema, *options, cwd=tmp_path))
     full, run = tmp_path / "whole", tmp_path / "run"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,13 @@ def test_mlflow_has_the_config_and_the_values(run):
     assert [file.path for file in client.list_artifacts(result.info.run_id)] == ["config.yaml"]
 
 
+def test_train_log_has_the_summary_and_a_line_after_each_validation(run):
+    text = (run / "train.log").read_text()
+    assert "toy_system.GainTask" in text and "steps 1 to 20 in" in text
+    for step, share in ((10, 50), (20, 100)):
+        assert re.search(rf"step {step}/20 · {share} % · .*loss \S+ · val/error \S+", text)
+
+
 def test_resume_continues_the_same_runs(run):
     assert main(["fit", "--allow-import", "toy_system", "--ckpt_path", str(run), "--trainer.max_steps=30"]) == 0
     first, second = (next(iter(records(path, "run"))) for path in offline_runs(run))
@@ -114,11 +122,13 @@ def test_signal_leaves_results(tmp_path):
 def test_two_processes_write_once(tmp_path):
     run = tmp_path / "run"
     both = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_steps=10"]
-    for rank in forked_ranks(*TOY_FIT, ALL, *both, f"--trainer.default_root_dir={run}", cwd=tmp_path):
-        good(rank)
+    ranks = forked_ranks(*TOY_FIT, ALL, *both, f"--trainer.default_root_dir={run}", cwd=tmp_path)
+    first, second = (good(rank).stderr for rank in ranks)
     assert len(offline_runs(run)) == 1
     assert len(list((run / "tensorboard").glob("events*"))) == 1
     assert mlflow_run(run)[1].data.params["run.processes"] == "2"
+    assert first.count("\ntrained ") == first.count("step 10/10 ") == 1 and second == ""
+    assert "4 = 2 per process x 2 processes" in first and "DDPStrategy" in first
 
 
 class Refusing(Logger):

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from tests.training.callbacks.parts import make_trainer
 from zoo.runs.metrics_csv import MetricsCSV, read_metrics
-from zoo.training.callbacks.metrics import TrainingMetrics, count_items, learning_rates
+from zoo.training.callbacks.metrics import TrainingMetrics, count_items
 from zoo.training.callbacks.train_log import LOGGERS, TrainLog
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -22,14 +22,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def test_items_are_counted():
     batches = torch.zeros(3, 2), {"name": ["a", "b"], "audio": torch.zeros(4, 1)}, ([], [torch.zeros(5)]), ["a"], None
     assert [count_items(batch) for batch in batches] == [3, 4, 5, 1, 1]
-
-
-def test_learning_rates_are_named():
-    adam = [torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=0.1 * (i + 1)) for i in range(2)]
-    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (1.0, 2.0)]
-    rates = {"train/lr_adam_0": 0.1, "train/lr_adam_1": 0.2, "train/lr_sgd_2_0": 1.0, "train/lr_sgd_2_1": 2.0}
-    assert learning_rates([*adam, torch.optim.SGD(groups, lr=3.0)]) == rates
-    assert learning_rates(adam, ("g", "d")) == {"train/lr_g": 0.1, "train/lr_d": 0.2}
 
 
 class Toy(L.LightningModule):

@@ -66,7 +66,6 @@ def test_first_items_with_one_seed(tmp_path):
     ("every", "settings", "steps", "last"),
     [
         (1000, {}, [2, 8], 8),
-        (2, {}, [2, 6, 8], 8),
         (1, {"max_steps": 7, "num_sanity_val_steps": 2}, [2, 4, 6], 6),  # no validation at the 7th
         (1, {"max_steps": 4, "num_sanity_val_steps": -1}, [0, 2, 4], 4),
         (1, {"max_steps": 4, "accumulate_grad_batches": 2}, [1, 2, 3, 4], 4),
