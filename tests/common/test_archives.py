@@ -60,10 +60,35 @@ def test_links_and_devices_are_refused(tmp_path, kind):
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".zip"])
-def test_cut_archives_are_refused(tmp_path, suffix):
+@pytest.mark.parametrize("share", [0.3, 0.6])
+def test_cut_archives_are_refused(tmp_path, suffix, share):
     content = make_archive(tmp_path, suffix).read_bytes()
     path = tmp_path / f"cut{suffix}"
-    path.write_bytes(content[: int(0.6 * len(content))])
+    path.write_bytes(content[: int(len(content) * share)])
     with pytest.raises(ValueError, match=rf"cut\{suffix}: cut, damaged"):
         extract_archive(path, tmp_path / "out")
     assert not list(tmp_path.glob("out/**/*.wav"))
+
+
+@pytest.mark.parametrize(("offset", "value"), [(8, 1), (10, 9)], ids=["encrypted", "Deflate64"])
+def test_zips_that_cannot_be_read_are_refused(tmp_path, offset, value):
+    path = make_archive(tmp_path, ".zip")
+    content = bytearray(path.read_bytes())
+    content[content.rindex(b"PK\1\2") + offset] = value  # of the last entry of the directory
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"corpus\.zip"):
+        extract_archive(path, tmp_path / "out")
+
+
+def test_small_archive_is_extracted(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_bytes(b"x")
+    archive = Path(shutil.make_archive(str(tmp_path / "small"), "gztar", tmp_path / "in"))
+    assert archive.stat().st_size < tarfile.BLOCKSIZE and extract_archive(archive, tmp_path / "out") == 1
+
+
+def test_other_files_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        extract_archive(tmp_path / "gone.zip", tmp_path / "out")
+    with pytest.raises(ValueError, match="ending in"):
+        extract_archive(tmp_path / "a.rar", tmp_path / "out")

@@ -1,11 +1,12 @@
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from zoo.audio.parallel import map_in_processes
-from zoo.common.journal import Journal, begin_output
+from zoo.common.journal import Journal, begin_output, pending_items
 
 
 def test_a_torn_row_is_left_out_and_the_last_of_a_key_counts(tmp_path):
@@ -31,6 +32,22 @@ def test_row_after_a_torn_line_is_kept(tmp_path):
         file.write('{"key": "b", "va')
     Journal(path).append({"key": "c"})
     assert [row["key"] for row in Journal(path).read()] == ["a", "c"]
+
+
+def test_only_rows_of_the_keys_that_are_done_are_kept(tmp_path):
+    journal = Journal(tmp_path / "rows.jsonl")
+    for key, status in (("a", "done"), ("b", "failed"), ("c", "done")):
+        journal.append({"key": key, "status": status})
+    assert list(journal.open({"a", "b"})) == ["a"]
+    assert [row["key"] for row in journal.read()] == ["a"]
+
+
+def test_processes_share_items_by_their_results(tmp_path):
+    paths = [tmp_path / str(number) for number in range(5)]
+    paths[2].touch()
+    assert pending_items(paths, Path.exists, 0, 2) == [paths[0], paths[4]]
+    assert pending_items(paths, Path.exists, 1, 2) == [paths[1], paths[3]]
+    assert len(pending_items(paths, Path.exists)) == 4
 
 
 def test_other_settings_are_named(tmp_path):

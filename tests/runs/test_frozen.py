@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -22,6 +23,7 @@ from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.load import load
 from zoo.runs.model_description import validate_records
 from zoo.training.callbacks.checkpoint_contents import CheckpointContents
+from zoo.training.callbacks.ema import EMA
 
 PART = "--model.init_args.net.init_args.backbone.init_args"
 HERE = {"config": {"seed": 3}}
@@ -103,6 +105,27 @@ def test_checkpoint_holds_a_record_instead(trained: Path) -> None:
     assert checkpoint["frozen"] == {"net.backbone": dict(sha256=sha, source=None, revision=None, folder=folder)}
     assert [path.name for path in (trained / folder).iterdir()] == ["scale.safetensors"]
     assert len(list((trained / "frozen").iterdir())) == 1
+
+
+def test_stays_in_evaluation_mode_through_fit_and_validation(tmp_path: Path) -> None:
+    class Modes(L.Callback):
+        def __init__(self) -> None:
+            self.seen: list[tuple[bool, bool]] = []
+
+        def on_train_batch_start(self, trainer: L.Trainer, task: FrozenTask, *args: object) -> None:
+            self.seen.append((task.net.training, task.net.backbone.drop.training))
+
+    for trained in (False, True):
+        task = FrozenTask(Scaled(Scale(**HERE, trained=trained)), torch.optim.Adam)
+        modes, ema = Modes(), EMA(["net"])
+        settings = {"max_steps": 6, "val_check_interval": 2, "default_root_dir": tmp_path}
+        trainer = make_trainer(modes, ema, CheckpointContents(), **settings)
+        trainer.fit(task, PairData())
+        task.train()
+        assert modes.seen == [(True, trained)] * 6
+        assert "net.gain" in ema.shadow and ("net.backbone.weight" in ema.shadow) == trained
+        assert task.net.backbone.seen == (6 if trained else 0)
+    assert list(tmp_path.iterdir()) == []  # no checkpoint was asked for, so no copy either
 
 
 def test_trained_backbone_is_saved_like_any_net(tmp_path: Path) -> None:

@@ -2,8 +2,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from zoo.audio.analysis.features import load_features, read_frames, write_features
+from zoo.audio.analysis.features import check_features, load_features, read_frames, write_features
+
+
+def test_arrays_and_tensors_are_mapped(tmp_path: Path) -> None:
+    features = np.arange(12, dtype=np.float32).reshape(3, 4)
+    np.save(tmp_path / "a.npy", features)
+    np.save(tmp_path / "b.npy", features[None])
+    torch.save(torch.from_numpy(features), tmp_path / "c.pt")
+    for name in ("a.npy", "b.npy", "c.pt"):
+        np.testing.assert_array_equal(load_features(tmp_path / name), features)
 
 
 def test_what_is_no_features_is_named(tmp_path: Path) -> None:
@@ -36,3 +46,10 @@ def test_features_must_be_finite(tmp_path: Path) -> None:
     assert read_frames(tmp_path / "a.npy", 0, 5).dtype == np.float32
     with pytest.raises(ValueError, match=r"a\.npy: NaN or infinite .* 4 to 7"):
         read_frames(tmp_path / "a.npy", 4)
+
+
+def test_shape_of_another_net_or_audio_is_refused() -> None:
+    check_features(Path("a.npy"), (4, 9), 10, channels=4)
+    for shape in ((4, 8), (4, 12), (5, 10), (10, 4)):
+        with pytest.raises(ValueError, match=r"a\.npy: found .*expected \(C, F\) = \(4, 10\)"):
+            check_features(Path("a.npy"), shape, 10, channels=4)

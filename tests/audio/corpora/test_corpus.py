@@ -6,7 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zoo.audio.corpora.corpus import corpus_files, match_companions, match_entries, split_last_items, unique_stems
+from zoo.audio.corpora.corpus import (
+    MemoryCorpus,
+    corpus_files,
+    drop_short_clips,
+    match_companions,
+    match_entries,
+    split_last_items,
+    split_last_recordings,
+    unique_stems,
+)
 from zoo.audio.io import files
 
 RATE = 8000
@@ -64,6 +73,15 @@ def test_stems_and_companions() -> None:
     assert match_companions(["x.wav"], ["a/x.wav", "b/x.wav"]) == [[]]
 
 
+def test_short_clips_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    lengths, names = np.array([100, 5, 100, 9]), ["a", "b", "c", "d"]
+    assert drop_short_clips(lengths, names, range(4), 10).tolist() == [0, 2]
+    assert "2 of 4 clips" in caplog.text and "b, d" in caplog.text
+    assert drop_short_clips(lengths, names, range(4), 5) == range(4)
+    with pytest.raises(ValueError, match=r"2 of 2 clips .* d; none is left"):
+        drop_short_clips(lengths, names, [1, 3], 10)
+
+
 @pytest.mark.parametrize(
     ("count", "items", "held_out"), [(26, 8, 8), (13_100, 150, 150), (26, 150, 2), (6, 150, 1), (3, 2, 2)]
 )
@@ -72,6 +90,13 @@ def test_validation_is_a_share_of_small_corpora(count, items, held_out, caplog):
     train, val = split_last_items(count, items)
     assert (len(train), len(val), val.stop) == (count - held_out, held_out, count)
     assert (f"data.split.items is {items} for {count} clips" in caplog.text) == (held_out != items)
+
+
+def test_copies_of_a_recording_are_not_divided():
+    names, lengths = ["a_0.wav", "a_1.wav", "b_0.wav", "b_1.wav", "b_2.wav", "c_0.wav"], [9, 9, 8, 8, 8, 8]
+    corpus = MemoryCorpus(names, [np.zeros(length, np.float32) for length in lengths])
+    assert split_last_recordings(corpus, 2) == (range(2), range(2, 6))
+    assert split_last_recordings(corpus, 1) == (range(5), range(5, 6))
 
 
 @pytest.mark.parametrize(("count", "items"), [(1, 1), (5, 0)])

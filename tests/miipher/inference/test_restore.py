@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from scripts.bench.tools import peak_memory
-from tests.miipher.parts import backbone
+from tests.miipher.parts import backbone, cleaner
 from tests.miipher.stand_ins import LocalEncoder, copier, restorer, vocoder
 from zoo.audio.analysis.loudness import LoudnessMeter
 from zoo.audio.io import files
 from zoo.hifigan.nets.generator import Generator
 from zoo.miipher.inference.features import FeatureExtractor
 from zoo.miipher.inference.restorer import Restorer
+from zoo.miipher.options import RestoreOptions
 
 SHORT = {"chunk_seconds": 1.0, "overlap_seconds": 0.4}
 FULL = {"chunk_seconds": 1000.0, "overlap_seconds": 0.4}
@@ -85,6 +86,15 @@ def test_levels_stay_sane():
         parameter.data.mul_(1e-3)
     audio = noise(48000, level=0.2)
     assert loudness(faint(audio, 16000), 8000) < loudness(audio, 16000) - 10  # at most 20 dB are added
+
+
+def test_real_encoders_are_taken():
+    for encoder in (cleaner(), backbone("hubert_preln", normalize=True)):
+        model = Restorer(encoder, vocoder(encoder.dim), 8000, RestoreOptions(**SHORT)).eval()
+        for samples in (1, 40001):
+            result = model(noise(samples), 16000)
+            assert result.shape == (max(round(samples / 2), 1),)
+            assert np.isfinite(result).all()
 
 
 def test_what_does_not_fit_is_refused():

@@ -116,9 +116,13 @@ def test_half_precisions_are_averaged_in_float32(tmp_path):
     assert torch.equal(task.seen[-1], expected.bfloat16())
     assert equal(task.state_dict(), train(**settings)[1].state_dict())
     trainer.save_checkpoint(tmp_path / "a.ckpt")
-    resumed = EMA(["net"], decay=0.9999)
-    train(resumed, ckpt_path=tmp_path / "a.ckpt", **{**settings, "max_epochs": 3})
-    assert {value.dtype for value in resumed.shadow.values()} == {torch.float32}
+    checkpoint = torch.load(tmp_path / "a.ckpt", weights_only=False)
+    checkpoint["ema"]["shadow"] = {name: value.bfloat16() for name, value in checkpoint["ema"]["shadow"].items()}
+    torch.save(checkpoint, tmp_path / "half.ckpt")  # as before the average was kept in float32
+    for name in ("a", "half"):
+        resumed = EMA(["net"], decay=0.9999)
+        train(resumed, ckpt_path=tmp_path / f"{name}.ckpt", **{**settings, "max_epochs": 3})
+        assert {value.dtype for value in resumed.shadow.values()} == {torch.float32}
 
 
 class SaveEarly(L.Callback):
