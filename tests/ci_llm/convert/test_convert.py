@@ -121,6 +121,9 @@ def test_configuration(tmp_path):
     path.write_text(yaml.safe_dump({**MAIN, "initialize_adapters_rand": "false"}))
     with pytest.raises(ValueError, match="initialize_adapters_rand"):
         convert_config(path)
+    path.write_text(yaml.safe_dump({"model_name": "gpt2", "num_agents": 2}))
+    recipe, _ = convert_config(path)
+    assert recipe["trainer"]["max_steps"] == 200 and recipe["data"]["init_args"]["max_items"] == 16
 
 
 def test_folders_that_peft_wrote(tmp_path):
