@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from toy_system.faults import fill
 
-from tests.harness import TOY_ARGS, TOY_FIT, assert_equal_runs, bests, callback, error_line, forked, good
+from tests.faults.conftest import FIT
+from tests.harness import TOY_ARGS, assert_equal_runs, bests, callback, error_line, forked, good
 from zoo.audio.io import files
 from zoo.common.atomic_files import TEMPORARY_MARK
 from zoo.runs.checkpoints import load_checkpoint
@@ -32,7 +33,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("spare", [0, 2**20])
 def test_full_while_a_checkpoint_is_written(reference: Path, disk: Path, tmp_path: Path, spare: int) -> None:
     run = disk / "run"
-    options = [*TOY_FIT, *callback("Ballast", megabytes=2), f"--trainer.default_root_dir={run}"]
+    options = [*FIT, *callback("Ballast", megabytes=2), f"--trainer.default_root_dir={run}"]
     full = forked(*options, *callback("FillDisk", step=13, spare=spare), cwd=tmp_path)
     assert full.returncode == 1
     assert "disk full" in error_line(full) and "--ckpt_path last" in error_line(full)
@@ -49,7 +50,7 @@ def test_full_while_a_checkpoint_is_written(reference: Path, disk: Path, tmp_pat
 
 def test_full_while_metrics_are_logged_costs_no_row(reference: Path, disk: Path, tmp_path: Path) -> None:
     run = disk / "run"
-    options = [*TOY_FIT, "--checkpoints.every_n_steps=30", "--checkpoints.monitor=null"]
+    options = [*FIT, "--checkpoints.every_n_steps=30", "--checkpoints.monitor=null"]
     full = callback("FillDisk", step=3, until=28)
     result = good(forked(*options, *full, f"--trainer.default_root_dir={run}", cwd=tmp_path))
     assert "metrics.csv cannot be written (the disk is full)" in result.stderr

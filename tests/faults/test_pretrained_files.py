@@ -47,7 +47,6 @@ KINDS: dict[str, Callable[..., Any]] = {
 SETTINGS: dict[str, dict[str, Any]] = {
     "kernel": {"attn_implementation": KERNEL},
     "kernel, private name": {"_attn_implementation": KERNEL},
-    "kernel at a revision": {"attn_implementation": f"{KERNEL}@main:function"},
     "flash attention": {"attn_implementation": "flash_attention_2"},
     "kernel of a component": {"attn_implementation": {"text_config": KERNEL}},
     "kernel in a list": {"parts": [{"attn_implementation": KERNEL}]},
@@ -230,19 +229,10 @@ ADAPTERS: dict[str, tuple[dict[str, Any], bool]] = {
 def test_adapter_config_is_read_without_peft(name: str, tmp_path: Path, traps: Path) -> None:
     values, refused = ADAPTERS[name]
     layer = "base_model.model.model.layers.0.self_attn.q_proj"
-    save_file(
-        {f"{layer}.lora_A.weight": torch.ones(2, 8), f"{layer}.lora_B.weight": torch.ones(8, 2)},
-        tmp_path / "adapter_model.safetensors",
-    )
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "r": 2,
-        "lora_alpha": 4,
-        "target_modules": ["q_proj"],
-        **values,
-    }
-    (tmp_path / "adapter_config.json").write_text(json.dumps(config).replace("ELSEWHERE", str(traps)))
+    weights = {f"{layer}.lora_A.weight": torch.ones(2, 8), f"{layer}.lora_B.weight": torch.ones(8, 2)}
+    save_file(weights, tmp_path / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | values).replace("ELSEWHERE", str(traps)))
     if not refused:
         assert len(read_peft(tmp_path).weights) == 1
         return
