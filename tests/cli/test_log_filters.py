@@ -23,16 +23,11 @@ def first_process(monkeypatch):
     monkeypatch.setitem(sys.modules, "lightning_utilities.core.rank_zero", None)
 
 
-def test_unknown_messages_are_shown():
+def test_unknown_messages_are_shown_and_of_other_ranks_warnings_with_their_number(monkeypatch):
     terminal = log_filters.TerminalHandler()
     assert terminal.filter(record("`Trainer.fit` stopped: No training batches."))
-    assert terminal.filter(record("anything", name="somebody"))
     assert not terminal.filter(record("anything", name="zoo", terminal=False))
-
-
-def test_other_ranks_show_warnings_with_their_number(monkeypatch):
     monkeypatch.setattr(log_filters, "process_rank", lambda: (1, 2))
-    terminal = log_filters.TerminalHandler()
     assert not terminal.filter(record("anything", name="zoo"))
     warning = record("anything", name="zoo", level=logging.WARNING)
     assert terminal.filter(warning) and terminal.format(warning) == "rank 1: anything"
@@ -45,7 +40,6 @@ def test_other_ranks_show_warnings_with_their_number(monkeypatch):
         ("2 batches is smaller than the logging interval", UserWarning, "lightning.pytorch.loops.fit_loop", False),
         ("`torch.x` is deprecated", FutureWarning, "torch.nn", False),
         ("`zoo.x` is deprecated", FutureWarning, "zoo.flow.task", True),
-        ("a lengthy\ntext about LeafSpec", UserWarning, "torch.nn", False),
     ],
 )
 def test_warnings_of_the_table_are_suppressed_and_no_others(monkeypatch, text, category, module, is_shown):

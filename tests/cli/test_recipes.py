@@ -177,25 +177,21 @@ def test_trainer_fragment_merges_into_a_recipe(fragment: Path, capsys: pytest.Ca
     merged = yaml.safe_load(capsys.readouterr().out)["trainer"]
     options = yaml.safe_load(fragment.read_text())
     assert set(options) == {"trainer"}
-    for key, value in options["trainer"].items():
-        if not isinstance(value, dict | list):
-            assert merged[key] == value
+    plain = {key: value for key, value in options["trainer"].items() if not isinstance(value, dict | list)}
+    assert merged.items() >= plain.items()
 
 
-def test_print_config_round_trips(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["fit", "--config", str(VOCODER), "--print_config"])
+def test_print_config_round_trips_and_its_sample_rate_is_given_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["fit", "--config", str(VOCODER), "--data.init_args.sample_rate=16000", "--print_config"])
     first = capsys.readouterr().out
+    model = yaml.safe_load(first)["model"]["init_args"]
+    assert model["sample_rate"] == model["mel"]["init_args"]["sample_rate"] == 16000
     (tmp_path / "printed.yaml").write_text(first)
     main(["fit", "--config", str(tmp_path / "printed.yaml"), "--print_config"])
     again = capsys.readouterr().out
     assert again == first.replace("# recipe: hifigan/smoke", f"# recipe: {tmp_path.name}/printed")
-
-
-def test_sample_rate_and_hop_are_written_once(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["fit", "--config", str(VOCODER), "--data.init_args.sample_rate=16000", "--print_config"])
-    printed = yaml.safe_load(capsys.readouterr().out)
-    model = printed["model"]["init_args"]
-    assert model["sample_rate"] == model["mel"]["init_args"]["sample_rate"] == 16000
 
 
 def test_loaded_run_is_called_on_arrays(tmp_path: Path) -> None:
@@ -236,7 +232,6 @@ def test_a_run_is_started_continued_and_never_overwritten(tmp_path: Path, capsys
     [
         (["fit", "--ckpt_path", "last"], "no run with a checkpoint"),
         (["fit", "--ckpt_path", "https://example.org/x.ckpt"], "local paths only"),
-        (["predict", "--ckpt_path", "nowhere", "--input", ".", "--output", "out"], "nowhere"),
         (["fit", "--config", str(VOCODER), "--trainer.accumulate_grad_batches", "2"], "step.accumulate"),
     ],
 )

@@ -80,8 +80,6 @@ def rows_by_target() -> dict[str, dict[str, Any]]:
     [
         ([*ARGS, "flow/smoke"], "takes no recipe"),
         ([*ARGS, "--trainer.devices", "2"], "torchrun"),
-        ([*ARGS, "--trainer.precision", "bf16-mixed"], "--precision"),
-        ([*ARGS, "--fanout", "2"], "predict has no option --fanout"),
         ([*ARGS, "--shard", "3/2"], "--shard 3/2"),
         ([*ARGS, "--engine", "ray", "--shard", "1/2"], "start the command once"),
     ],
