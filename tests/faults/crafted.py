@@ -50,18 +50,9 @@ class Place(NamedTuple):
     """Where one crafted file lies; `elsewhere` is what it names, and nothing there may be read or written."""
 
     root: Path
-
-    @property
-    def work(self) -> Path:
-        return self.root / "work"
-
-    @property
-    def input(self) -> Path:
-        return self.root / "input"
-
-    @property
-    def elsewhere(self) -> Path:
-        return self.root / "elsewhere"
+    work: Path
+    input: Path
+    elsewhere: Path
 
 
 class Case(NamedTuple):
@@ -203,7 +194,7 @@ def meet(entry: str, kind: str, cases: Sequence[Case], folder: str, valid: str) 
 
 
 def _new_place(root: Path) -> Place:
-    place = Place(root)
+    place = Place(root, root / "work", root / "input", root / "elsewhere")
     for folder in (place.work, place.input, place.elsewhere, root / "temporary"):
         folder.mkdir(parents=True)
     (place.elsewhere / "secret.yaml").write_text(f"secret: {SECRET}\n")

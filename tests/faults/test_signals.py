@@ -14,7 +14,6 @@ from tests.harness import bests, callback, fingerprint, forked, good, newest, re
 
 TERM, INT, USR1, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP
 CODES = {TERM: 143, USR1: 143, HUP: 143, INT: 130}
-LAST = 60
 STEPS = {"train": 13, "validation": 20, "sanity": 0}
 
 
@@ -65,14 +64,21 @@ def test_every_signal_everywhere(reference, tmp_path, number, where, workers, gr
     stop_and_resume(reference, tmp_path, number, where, workers, group=group)
 
 
-def test_ctrl_c_twice_leaves_at_once_and_costs_the_steps_since_the_last_save(reference, tmp_path):
-    root = f"--trainer.default_root_dir={tmp_path / 'run'}"
-    stopped = forked(*FIT, *kill(INT, "train", times=2), root, cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("step", "where", "saved", "end"),
+    [(13, "train", 10, []), (60, "validation", 55, ["--trainer.max_steps=-1", "--trainer.max_epochs=3"])],
+)
+def test_ctrl_c_twice_costs_the_steps_since_the_last_save(reference, tmp_path, step, where, saved, end):
+    run = tmp_path / "run"
+    args = [*FIT, *end, f"--trainer.default_root_dir={run}"]
+    twice = callback("KillAt", step=step, signum=int(INT), where=where, times=2)
+    stopped = forked(*args, *twice, cwd=tmp_path)
     assert stopped.returncode == 130, stopped.stderr[-3000:]
     assert "Traceback" not in stopped.stderr
-    assert newest(tmp_path / "run").name == "step_00000010.ckpt"
-    good(forked(*FIT, "--ckpt_path=last", root, cwd=tmp_path))
-    assert_same(tmp_path / "run", reference)
+    assert newest(run).name == f"step_{saved:08d}.ckpt"
+    assert len(record(run)) < len(record(reference))
+    good(forked(*args, "--ckpt_path=last", cwd=tmp_path))
+    assert_same(run, reference)
 
 
 def test_a_real_process_ignores_a_hang_up_like_nohup_and_leaves_with_the_signals_code(tmp_path):
@@ -84,25 +90,3 @@ def test_a_real_process_ignores_a_hang_up_like_nohup_and_leaves_with_the_signals
         signal.signal(HUP, before)
     assert stopped.returncode == 143, stopped.stderr[-3000:]
     assert newest(tmp_path / "run").name == "step_00000030.ckpt"
-
-
-@pytest.fixture(scope="module")
-def reference_with_bests(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bests")
-    good(forked(*FIT, "--checkpoints.save_best=9", f"--trainer.default_root_dir={folder / 'run'}", cwd=folder))
-    return folder / "run"
-
-
-def test_ctrl_c_twice_in_the_last_validation_costs_the_steps_since_the_last_save(reference_with_bests, tmp_path):
-    run = tmp_path / "run"
-    limit = ["--trainer.max_steps=-1", "--trainer.max_epochs=3"]
-    args = [*FIT, *limit, "--checkpoints.save_best=9", f"--trainer.default_root_dir={run}"]
-    twice = callback("KillAt", step=LAST, signum=int(INT), where="validation", times=2)
-    for resumed in ([], ["--ckpt_path=last"]):
-        stopped = forked(*args, *twice, *resumed, cwd=tmp_path)
-        assert stopped.returncode == 130, stopped.stderr[-3000:]
-        assert newest(run).name == f"step_{LAST - 5:08d}.ckpt"
-        assert len(record(run)) < len(record(reference_with_bests))
-        assert len(bests(run)) < len(bests(reference_with_bests))
-    good(forked(*args, "--ckpt_path=last", cwd=tmp_path))
-    assert_same(run, reference_with_bests)
