@@ -41,7 +41,7 @@ def kept_files(folder: Path) -> dict[str, bytes]:
     return {name: content for name, content in contents(folder).items() if name.endswith((".yaml", ".csv", ".ckpt"))}
 
 
-@pytest.mark.parametrize(("recipe", "key"), [("hifigan/smoke", "optimizer_g"), ("ci_llm/smoke", "optimizer")])
+@pytest.mark.parametrize(("recipe", "key"), [("hifigan/smoke", "optimizer_g"), ("audiosr/smoke", "optimizer")])
 def test_extended_run_trains_at_the_rates_of_the_longer_schedule(recipe, key, tmp_path):
     run = tmp_path / "run"
     assert fit(run, "--trainer.max_steps=3", recipe=recipe) == 0
