@@ -136,7 +136,6 @@ DISTILLATION = [
     "--data.init_args.curriculum.init_args.max_compressions=[9, 9]",
     "--data.init_args.curriculum.init_args.shares=[[0, 1], [0, 1]]",
 ]
-SPACES = ["compressed_ad/smoke_spaces", *DISTILLATION[1:]]
 ROOM = "{class_path: zoo.compressed_ad.Darkroom, init_args: {grid_size: 5, horizon: 6}}"
 DEMONSTRATOR = "zoo.compressed_ad.EpsilonCurriculum"
 PRETRAINING = [
@@ -170,10 +169,9 @@ class Witness(L.Callback):
     ("stage", "metric"),
     [
         (DISTILLATION, "val/loss_action"),
-        pytest.param(SPACES, "val/loss_action", marks=pytest.mark.slow),
         pytest.param(PRETRAINING, "val/loss", marks=pytest.mark.slow),
     ],
-    ids=["fit", "spaces", "pretrain"],
+    ids=["fit", "pretrain"],
 )
 def test_two_processes_equal_one_for_compressed_ad_and_share_no_history(
     stage: list[str], metric: str, tmp_path: Path

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.conftest import reference_folder
-from tests.harness import REPOSITORY, RUNS, TOY_ARGS, TOY_RECIPE, newest
+from tests.harness import REPOSITORY, TOY_ARGS, TOY_RECIPE, newest
 from tests.harness import SMOKE as VOCODER
 from tests.logged import hparams, offline_runs, records, values
 from zoo.audio.corpora.synthetic import SyntheticSpeech
@@ -195,21 +195,6 @@ def test_print_config_round_trips_and_its_sample_rate_is_given_once(
     assert again == first.replace("# recipe: hifigan/smoke", f"# recipe: {tmp_path.name}/printed")
 
 
-def test_loaded_run_is_called_on_arrays(tmp_path: Path) -> None:
-    run = RUNS / "hifigan" / "smoke"
-    audio = SyntheticSpeech(22050).utterance(1)[:22050]
-    before = load(run)(audio, 22050)
-    assert before.shape == audio.shape
-    assert main(["export", str(run), "exported"]) == 0
-    after = load(tmp_path / "exported")(audio, 22050)
-    assert abs(before - after).max() < 1e-5
-    files.write(tmp_path / "in.wav", audio, 22050)
-    assert main(["predict", "--ckpt_path", "exported", "--input", "in.wav", "--output", "out"]) == 0
-    assert files.info(tmp_path / "out" / "in.wav").samples == len(audio)
-    card = (tmp_path / "exported" / "README.md").read_text()
-    assert "zoo.load" in card and "hifigan" in card
-
-
 def test_a_run_is_started_continued_and_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ["fit", "--config", str(TOY_RECIPE), *TOY_ARGS, "--ckpt_path", "auto"]
     assert main([*args, "--trainer.max_steps=5"]) == 0
@@ -247,12 +232,7 @@ def test_wrong_calls_get_one_line(
 
 def test_weights_of_an_original_begin_and_predict_but_do_not_go_on(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", "hifigan", str(reference_folder("hifigan") / "g_00000123"), "golden.ckpt"]) == 0
-    config = str(reference_folder("hifigan") / "config.json")
-    assert main(["convert-config", "hifigan", config, "--output", "r.yaml"]) == 0
-    recipe = ["--config", "r.yaml", "--data.init_args.root=null", "--trainer.accelerator=cpu"]
-    for side in ("mpd", "msd"):
-        recipe.append(f"--model.init_args.discriminators.{side}.init_args.channel_mult=0.03125")
-    assert main(["fit", *recipe, "--ckpt_path", "golden.ckpt"]) == 1
+    assert main(["fit", "hifigan/smoke", "--ckpt_path", "golden.ckpt"]) == 1
     assert "--init_from" in capsys.readouterr().err
     files.write("in.wav", SyntheticSpeech(22050).utterance(0)[:11025], 22050)
     args = ["predict", "--ckpt_path", "golden.ckpt", "--input", "in.wav", "--output", "out"]

@@ -31,7 +31,6 @@ _CONNECTS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "so
 # entry -> (kinds of files that it takes, kinds of which it builds what they describe)
 ENTRIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "fit": (("checkpoint", "run", "config"), ("run", "config")),
-    "validate": (("checkpoint", "run", "config"), ("run", "config")),
     "predict": (("checkpoint", "export", "run"), ("checkpoint", "export")),
     "convert": (("checkpoint", "export", "run"), ()),
     "inspect": (("checkpoint", "export", "run"), ()),
@@ -141,15 +140,12 @@ def arguments(entry: str, kind: str, place: Place, valid: Path) -> list[str]:
     file = str(place.input / CHECKPOINT if kind == "checkpoint" else place.input)
     config, out, recipe = map(str, (place.input / "config.yaml", place.root / "out", valid / "run" / "config.yaml"))
     root = f"--trainer.default_root_dir={place.work / 'runs'}"
-    if entry in ("fit", "validate"):
+    if entry == "fit":
         named = {
             "run": ["--ckpt_path", file],
             "checkpoint": ["--config", recipe, "--ckpt_path", file],
             "config": ["--config", config],
         }[kind]
-        if entry == "validate":
-            more = ["--ckpt_path", str(valid / "run" / CHECKPOINT)] if kind == "config" else []
-            return [entry, *named, *more, root]
         steps = f"--trainer.max_steps={1 if kind == 'config' else 4}"
         return [entry, *named, steps] if kind == "run" else [entry, *named, steps, root]
     return {

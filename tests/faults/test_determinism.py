@@ -16,8 +16,6 @@ from zoo.flow.data.datamodule import ImageData
 from zoo.hifigan.data import ValidationSplit, VocoderData
 from zoo.training.datamodule import ZooDataModule
 
-WAYS = [(2, "fork"), pytest.param(2, "spawn", marks=pytest.mark.slow)]
-
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -43,11 +41,11 @@ def make(system: str, corpus: Path, seed: int = 1) -> ZooDataModule:
     return data
 
 
-def batches(data: ZooDataModule, workers: int = 0, start: str | None = None) -> list[str]:
+def batches(data: ZooDataModule, workers: int = 0) -> list[str]:
     """Hashes of the batches of two epochs."""
     data.num_workers = workers
     loader = data.train_dataloader()
-    loader.multiprocessing_context = start
+    loader.multiprocessing_context = "fork" if workers else None
     hashes = []
     for epoch in range(2):
         if hasattr(loader.batch_sampler, "set_epoch"):
@@ -66,10 +64,9 @@ def expected(corpus: Path) -> dict[str, list[str]]:
     return {system: batches(make(system, corpus)) for system in ("toy", "hifigan", "flow")}
 
 
-@pytest.mark.parametrize(("workers", "start"), WAYS)
-def test_same_batches_however_loaded(expected, corpus, workers, start):
+def test_same_batches_however_loaded(expected, corpus):
     for system in expected:
-        assert batches(make(system, corpus), workers, start) == expected[system]
+        assert batches(make(system, corpus), workers=2) == expected[system]
 
 
 def test_same_training_with_spawned_workers(reference, tmp_path):
