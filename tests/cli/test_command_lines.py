@@ -58,7 +58,6 @@ WRONG = [
     ("fit flow/smoke --model.optimizer=torch.optim.SGD --model.optimizer.betas=3", "keys of torch.optim.SGD"),
     ("fit flow/smoke --trainer.precision bf16-mixd", "error: trainer.precision: expected"),
     ("fit flow/smoke --trainer.overfit_batches 2", "overfit_batches would train on other batches in each epoch"),
-    ("fit flow/smoke --trainer.strategy fsdp", "trainer.strategy is fsdp; expected auto, ddp, zoo.training.FSDP"),
     ("fit flow/smoke --seed_everything -1", "seed_everything is -1"),
     ("fit flow/smoke --model.optimizer.lr .nan", "model.init_args.optimizer.init_args.lr is nan; expected a finite"),
     ("fit flow/smoke --data.batch_size eight", "error: data.batch_size: expected int, got eight"),
@@ -75,7 +74,6 @@ WRONG = [
     ("evaluate compressed_ad --run x --output y --episodes many", "expected int, got many"),
     ("fit flow/smoke --checkpoints.every_n_steps=0", "checkpoints.every_n_steps is 0"),
     ("fit flow/smoke --trainer.val_check_interval=0.0", "trainer.val_check_interval is 0.0"),
-    ("fit flow/smoke --trainer.check_val_every_n_epoch=0", "trainer.check_val_every_n_epoch is 0"),
     ("fit flow/smoke --data.batch_size=-2", "data.init_args.batch_size is -2"),
 ]
 
@@ -109,7 +107,6 @@ GUARDED = {"class_path": "zoo.flow.FlowTask", "init_args": {"guard": {"class_pat
         ({"data": {"class_path": "zoo.flow.PointData", "init_args": {"kind": "moon"}}}, "data.init_args.kind"),
         ({"model": GUARDED}, "model.init_args.guard"),
         ({"model": {"init_args": {"net": {"init_args": {"channls": 3}}}}}, f"{NET}.channls: did you mean channels"),
-        ({"samples": {"item": 3}}, "samples.item"),
         ({"samples": "few"}, '"samples"'),
     ],
     ids=str,
@@ -186,18 +183,13 @@ def test_run_names_its_classes_publicly(tmp_path):
 
 
 MERGED = [
-    ({"a": 1}, {"b": 2}, {"a": 1, "b": 2}),
     ({"a": {"x": 1, "y": 1}}, {"a": {"y": 2}}, {"a": {"x": 1, "y": 2}}),
     ({"a": {"x": 1}}, {"a": None}, {"a": None}),
     ({"a": [1]}, {"a": [2]}, {"a": [2]}),
-    ({"a": [1]}, {"a+": [2]}, {"a": [1, 2]}),
     ({"a": [1]}, {"a+": {"x": 2}}, {"a": [1, {"x": 2}]}),
-    ({"a": None}, {"a+": [2]}, {"a": [2]}),
     ({}, {"a+": 2}, {"a+": [2]}),
     ({"a+": [1]}, {"a+": [2]}, {"a+": [1, 2]}),
-    ({"a+": [1]}, {"a": [2]}, {"a": [2]}),
     ({"a": "one"}, {"a+": "two"}, {"a": ["one", "two"]}),
-    ({"a": {"x": 1}}, {"a+": [2]}, {"a": [{"x": 1}, 2]}),
     ({"a": {"class_path": "p.A", "init_args": {"x": 1}}}, {"a": {"init_args": {"y": 2}}},
      {"a": {"class_path": "p.A", "init_args": {"x": 1, "y": 2}}}),
     ({"a": {"class_path": "p.A", "init_args": {"x": 1}}}, {"a": {"class_path": "A", "init_args": {"y": 2}}},

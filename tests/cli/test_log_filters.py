@@ -7,7 +7,6 @@ import warnings
 import pytest
 
 from zoo.cli import log_filters
-from zoo.common.environment import verbosity
 
 
 def record(text, name="lightning.pytorch.utilities.rank_zero", level=logging.INFO, **extra):
@@ -62,15 +61,3 @@ def test_handlers_of_a_program_stay(monkeypatch):
     for _ in range(2):
         log_filters.configure_logging()
         assert [handler.filter(record("anything")) for handler in root.handlers] == [False]
-
-
-def test_inner_run_is_quiet_unless_a_verbosity_is_set(monkeypatch):
-    with log_filters.quiet_output():
-        assert verbosity() == "quiet"
-    assert verbosity() == "normal"
-    monkeypatch.setenv("ZOO_VERBOSITY", "verbose")
-    with log_filters.quiet_output():
-        assert verbosity() == "verbose"
-    monkeypatch.setenv("ZOO_VERBOSITY", "loud")
-    with pytest.raises(ValueError, match="ZOO_VERBOSITY"):
-        verbosity()

@@ -33,14 +33,11 @@ ENCODEC = {"model_type": "encodec", "hidden_size": 16, "codebook_size": 16, "num
 CONFIGS = {
     "causal": CAUSAL["llama"],
     "text": T5,
-    "bert": {"model_type": "bert", "vocab_size": 384, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
-             "num_attention_heads": 2, "max_position_embeddings": 8},
     "audio": AUDIO["hubert"],
 }  # fmt: skip
 KINDS: dict[str, Callable[..., Any]] = {
     "causal": CausalBackbone,
     "text": partial(FrozenText, max_tokens=8),
-    "bert": partial(FrozenText, max_tokens=8),
     "audio": partial(AudioBackbone, layer=1),
 }
 # Settings that reach a loader of hub kernels, another repository, or a file elsewhere.
@@ -207,7 +204,6 @@ def test_every_other_loader_checks_first(load: Callable[[str], Any], tmp_path: P
 # Values of adapter_config.json that peft itself would import, download or open; here the file is read without peft.
 ADAPTERS: dict[str, tuple[dict[str, Any], bool]] = {
     "base model of a hub": ({"base_model_name_or_path": "someone/model", "revision": "main"}, False),
-    "base model elsewhere": ({"base_model_name_or_path": "ELSEWHERE"}, False),
     "class of a package": (
         {"auto_mapping": {"base_model_class": "Thing", "parent_library": "zoo_decoy"}, "base_model_name_or_path": None},
         False,
@@ -215,7 +211,6 @@ ADAPTERS: dict[str, tuple[dict[str, Any], bool]] = {
     "core of a package": ({"megatron_core": "zoo_decoy", "megatron_config": {"a": 1}}, False),
     "first weights from elsewhere": ({"init_lora_weights": "ELSEWHERE/w.bin"}, False),
     "first weights of CorDA": ({"init_lora_weights": "corda", "corda_config": {"cache_file": "ELSEWHERE/w.bin"}}, True),
-    "other modules": ({"modules_to_save": ["zoo_decoy.Thing"]}, True),
     "other kind": ({"peft_type": "XLORA", "adapters": {"0": "someone/model"}}, True),
     "prompt with a tokenizer": (
         {"peft_type": "PROMPT_TUNING", "tokenizer_name_or_path": "someone/model", "tokenizer_kwargs": {
