@@ -167,10 +167,7 @@ class Witness(L.Callback):
 
 @pytest.mark.parametrize(
     ("stage", "metric"),
-    [
-        (DISTILLATION, "val/loss_action"),
-        pytest.param(PRETRAINING, "val/loss", marks=pytest.mark.slow),
-    ],
+    [(DISTILLATION, "val/loss_action"), pytest.param(PRETRAINING, "val/loss", marks=pytest.mark.slow)],
     ids=["fit", "pretrain"],
 )
 def test_two_processes_equal_one_for_compressed_ad_and_share_no_history(

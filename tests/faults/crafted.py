@@ -61,15 +61,13 @@ class Case(NamedTuple):
         name: what is wrong with it.
         kind: "checkpoint", "export", "run" or "config".
         craft: writes it, given its place and a folder with a valid run and export.
-        refused: by the entries that build what it describes, unless their command line sets the option itself.
-        option: that it crafts, `trainer.default_root_dir`.
+        refused: by the entries that build what it describes.
     """
 
     name: str
     kind: str
     craft: Callable[[Place, Path], None]
     refused: bool = True
-    option: str = ""
 
 
 class Watch:
@@ -175,12 +173,10 @@ def meet(entry: str, kind: str, cases: Sequence[Case], folder: str, valid: str) 
     for number, case in enumerate(cases):
         place = _new_place(Path(folder) / str(number))
         case.craft(place, Path(valid))
-        args = arguments(entry, kind, place, Path(valid))
-        code, text, faults = _call(watch, args, place)
-        overridden = any(argument.startswith(f"--{case.option}=") for argument in args)
+        code, text, faults = _call(watch, arguments(entry, kind, place, Path(valid)), place)
         message = ("error: ", "failed: ", "  valid  NO: ")  # the last by `inspect`
         errors = [line for line in text.splitlines() if any(each in line for each in message)]
-        if case.refused and kind in ENTRIES[entry][1] and not overridden and code == 0:
+        if case.refused and kind in ENTRIES[entry][1] and code == 0:
             faults.append("accepted it")
         if not faults and (SECRET in text or "Traceback" in text or (code and not errors)):
             faults.append(f"exit {code}: {text[-300:]!r}")

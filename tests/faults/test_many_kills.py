@@ -52,10 +52,7 @@ def test_stopped_in_the_last_validation(reference: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     "end",
-    [
-        ["--trainer.max_steps=13"],
-        ["--trainer.max_steps=-1", "--trainer.max_epochs=1", "--checkpoints.every_n_steps=7"],
-    ],
+    [["--trainer.max_steps=13"], ["--trainer.max_steps=-1", "--trainer.max_epochs=1", "--checkpoints.every_n_steps=7"]],
     ids=" ".join,
 )
 def test_a_finished_run_goes_on_when_given_more_steps(reference: Path, tmp_path: Path, end: list[str]) -> None:
