@@ -11,7 +11,7 @@ import yaml
 from tests.conftest import reference_folder
 from tests.harness import REPOSITORY, TOY_ARGS, TOY_RECIPE, newest
 from tests.harness import SMOKE as VOCODER
-from tests.logged import hparams, offline_runs, records, values
+from tests.logged import offline_runs, records, values
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
 from zoo.cli.main import main
@@ -27,7 +27,7 @@ DISPLAYED = (  # a recipe a system, which goes through all commands
     *(f"{system}-smoke" for system in ("audiosr", "ci_llm", "compressed_ad", "flow", "hifigan")),
     "miipher-smoke_finetune",
 )
-LOGGED = ("ci_llm-smoke", "flow-smoke", "hifigan-smoke")  # samples of every kind, which the loggers get as well
+LOGGED = ("ci_llm-smoke", "flow-smoke", "hifigan-smoke")  # samples of every kind, which W&B gets as well
 LIMITS = ["--trainer.val_check_interval=3", "--checkpoints.every_n_steps=3", "--trainer.log_every_n_steps=1"]
 
 
@@ -105,11 +105,11 @@ def test_smoke_recipe_is_trained_resumed_and_used(
             unused.update(name for name, each in task.named_parameters() if each.requires_grad and each.grad is None)
 
     monkeypatch.setattr(TrainingMetrics, "on_after_backward", note)
-    loggers = ["--loggers=[tensorboard,wandb]"] if name(recipe) in LOGGED else []
+    loggers = ["--loggers=[wandb]"] if name(recipe) in LOGGED else []
     assert main(["fit", "--config", str(recipe), *extra, *loggers, *LIMITS, "--trainer.max_steps=4"]) == 0
     (run,) = tmp_path.glob("runs/*/*/*")
     if loggers:
-        assert_samples_are_everywhere(run)
+        assert_samples_are_in_wandb(run)
     assert newest(run).name == "step_00000004.ckpt"
     assert {"config.yaml", "metrics.csv", "train.log"} <= {path.name for path in run.iterdir()}
     assert not unused  # DDP would stop at the second step
@@ -147,29 +147,17 @@ def test_generators_and_losses_take_bf16(recipe: str, tmp_path: Path) -> None:
     assert model.dry_run()
 
 
-# file in media/ -> where TensorBoard has it, how W&B calls it
-KINDS = {
-    ".wav": ("audio", "audio-file"),
-    ".png": ("images", "images/separated"),
-    ".gif": ("images", "videos"),
-    ".csv": ("tensors", "table-file"),
-}
+# file in media/ -> how W&B calls it
+KINDS = {".wav": "audio-file", ".png": "images/separated", ".gif": "videos", ".csv": "table-file"}
 
 
-def assert_samples_are_everywhere(run: Path) -> None:
-    """What lies in media/ is in TensorBoard and in the offline run of W&B as well, and both have the config."""
+def assert_samples_are_in_wandb(run: Path) -> None:
+    """What lies in media/ is in the offline run of W&B as well."""
     kinds = {path.suffix for path in run.glob("media/step_*/*")}
     assert kinds
-    events, described = hparams(run)
-    assert "model.class_path" in described["session_start_info"].session_start_info.hparams
     (offline,) = offline_runs(run)
-    config = {key: value for record in records(offline, "config") for key, value in values(record.update).items()}
-    assert "model" in config
     logged = " ".join(str(value) for each in records(offline, "history") for value in values(each.item).values())
-    for kind in kinds:
-        tensorboard, wandb = KINDS[kind]
-        assert events.Tags()[tensorboard], kind
-        assert wandb in logged, (kind, logged[:2000])
+    assert all(KINDS[kind] in logged for kind in kinds), (kinds, logged[:2000])
 
 
 @pytest.mark.parametrize("fragment", FRAGMENTS, ids=name)

@@ -1,4 +1,4 @@
-"""Bad audio among good: a few files are named and left out, too many end the run, `predict` reports each."""
+"""Bad audio among good: a few files are named and left out, `predict` reports each."""
 
 import logging
 import os
@@ -44,11 +44,6 @@ def test_odd_files_are_trained_on(tmp_path, caplog):
     crops = torch.cat([batch["audio"] for batch in made.train_dataloader()])
     assert torch.isfinite(crops).all()
     assert float(crops.abs().max()) <= 0.951
-
-
-def test_twenty_per_cent_bad_files_abort(tmp_path):
-    with pytest.raises(ValueError, match=r"8 of 40 audio files are bad.*max_bad_share"):
-        data(corpus(tmp_path / "many", 32, *list(BAD)[:8]))
 
 
 def test_predict_reports_each_file_and_computes_the_others(reference, tmp_path):
