@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from tests.audio.bad_audio import BAD, ODD, RATE, corpus
-from tests.harness import TOY_ARGS, forked
+from tests.harness import TOY_ARGS, forked, good
 from zoo.audio.corpora.corpus import CorpusOptions
 from zoo.audio.io import files
-from zoo.cli.main import main
 from zoo.hifigan.data import ValidationSplit, VocoderData
 from zoo.runs.inference.predict import read_manifest
 
@@ -79,14 +78,13 @@ def mixed(tmp_path: Path) -> Path:
     return root
 
 
-def test_what_is_left_out_is_named_and_a_text_in_another_encoding(mixed: Path, tmp_path: Path, caplog, capfd) -> None:
+def test_what_is_left_out_is_named_and_a_text_in_another_encoding(mixed: Path, tmp_path: Path, caplog) -> None:
     with caplog.at_level(logging.WARNING):
         assert len(data(mixed, items=1, batch_size=2).train_set) == 2
-        arguments = ["--copies", "1", "--val_items", "1", "--sample_rate", "16000"]
-        assert main(["degrade", str(mixed), str(tmp_path / "out"), *arguments]) == 0
-    lines = [record.getMessage() for record in caplog.records if f"{mixed}: left out " in record.getMessage()]
+    arguments = ["--copies", 1, "--val_items", 1, "--sample_rate", 16000]
+    degraded = good(forked("degrade", mixed, tmp_path / "out", *arguments, cwd=tmp_path))
+    assert "done 3" in degraded.stdout and f"{mixed / 'a.txt'}:1: " in degraded.stderr
     links = "1 broken link", f"1 linked folder ({mixed / 'linked'})"
-    assert len(lines) >= 2  # of a training and of the command
-    for part in ("1 .aiff", "1 .m4a", "1 .w64", *links, r"\xe9t\xe9.wav"):
-        assert all(part in line for line in lines)
-    assert "done 3" in capfd.readouterr().out and f"{mixed / 'a.txt'}:1: " in caplog.text
+    for text in (caplog.text, degraded.stderr):
+        (line,) = [line for line in text.splitlines() if f"{mixed}: left out " in line]
+        assert all(part in line for part in ("1 .aiff", "1 .m4a", "1 .w64", *links, r"\xe9t\xe9.wav"))
