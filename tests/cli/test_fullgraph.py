@@ -1,4 +1,4 @@
-"""The nets of the systems compile into one graph each, whatever the sizes of their inputs."""
+"""Every net that a recipe names compiles into one graph, whatever the sizes of its inputs."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,12 +14,18 @@ from tests.miipher.parts import backbone, cleaner
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.analysis.spectral import MultiScaleMel
 from zoo.audiosr.nets.discriminator import PatchDiscriminator
+from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.ci_llm.nets.backbone import LearningBackbone
+from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
+from zoo.compressed_ad.envs.point_mass import PointMass
 from zoo.compressed_ad.nets.compression import EncoderCompressor, FieldDecoder, QueryCompressor, ReconstructionDecoder
-from zoo.compressed_ad.nets.embedding import FactoredEmbedding, LinearEmbedding
+from zoo.compressed_ad.nets.embedding import FactoredEmbedding, LinearEmbedding, SpaceEmbedding
+from zoo.compressed_ad.nets.heads import BinsHead
 from zoo.compressed_ad.nets.policy import InContextPolicy
+from zoo.compressed_ad.nets.steps import Steps
 from zoo.compressed_ad.nets.transformer import Transformer
 from zoo.flow.nets.dit import DiT
+from zoo.flow.nets.mlp import ToyNet
 from zoo.flow.nets.unet import UNet
 from zoo.hifigan.nets.bigvgan import BigVGAN
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
@@ -63,6 +69,19 @@ def policy(embedding: Any, compressor: Any) -> InContextPolicy:
     )
 
 
+def points() -> tuple[nn.Module, Inputs]:
+    env = PointMass()
+    net = InContextPolicy(SpaceEmbedding(env, 16), Transformer(16, 1, 2, 40, dropout=0.0), head=BinsHead(env, 16))
+
+    def act(net: InContextPolicy, steps: Steps) -> torch.Tensor:
+        return net.head.losses(net(steps).logits, steps.actions)
+
+    def inputs(size: int) -> tuple[Any, ...]:
+        return (EpsilonCurriculum(env, 1).histories(env.tasks()[:2], [0, 1]).slice(0, size),)
+
+    return Call(act, net=net), inputs
+
+
 def denoiser() -> tuple[nn.Module, Inputs]:
     return audiosr.denoiser("residual", attention_factors=[]), lambda size: (
         noise(2, 4, 4 * size, 16), torch.tensor([3, 5]), noise(2, 1, 8 * size, 32)
@@ -98,6 +117,9 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
     "BigVGAN": lambda: (BigVGAN(4, 8, (2, 2), (4, 4), **RESBLOCKS), mel),
     "StochasticVocos": lambda: (StochasticVocos(LogMel(8000, 64, 16, 64, 4, 0.0, None), 8, 12, 1), mel),
     "MagnitudeVocos": lambda: (MagnitudeVocos(4, 16, 2, 32, 8, 12, 1, 2), mel),
+    "Vocos-codes": lambda: (
+        Vocos(4, 8, 12, 1, 16, 4, conditions=2), lambda size: (noise(2, 4, size), torch.tensor(1))
+    ),
     "Vocos": lambda: (Vocos(4, 8, 12, 2, 16, 4, "center"), mel),
     "MultiBandDiscriminator": lambda: (MultiBandDiscriminator((64, 32), channels=2), clip),
     "MultiResolutionDiscriminator": lambda: (MultiResolutionDiscriminator(((32, 8, 16),), 1 / 16), clip),
@@ -110,7 +132,13 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
     "MultiPeriodDiscriminator": lambda: (MultiPeriodDiscriminator([2, 3], channel_mult=1 / 32), clip),
     "MultiScaleDiscriminator": lambda: (MultiScaleDiscriminator(1, channel_mult=1 / 32), clip),
     "LogMel": lambda: (LogMel(16000, 256, 64, 256, 20, 0.0, None), lambda size: (noise(2, 500 * size),)),
+    "MelFeatures": lambda: (audiosr.features(), lambda size: (noise(2, 1, 500 * size),)),
     "Denoiser": denoiser,
+    "FrozenAutoencoder": lambda: (
+        Call(lambda net, mel: net.decode(net.encode(mel)[:, :2]), net=FrozenAutoencoder(config=audiosr.AUTOENCODER)),
+        lambda size: (noise(2, 1, 4 * size, 32),),
+    ),
+    "FrozenVocoder": lambda: (FrozenVocoder(config=audiosr.VOCODER), lambda size: (noise(2, 1, size, 32),)),
     "PatchDiscriminator": lambda: (PatchDiscriminator(4, 2), lambda size: (noise(2, 1, 8 * size, 32),)),
     "UNet": lambda: (
         UNet(8, 1, 8, channel_mult=[1, 2], attention_levels=[1], res_blocks=1, num_classes=3),
@@ -126,6 +154,7 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
         )
         for positions in ("sincos", "rope")
     },
+    "ToyNet": lambda: (ToyNet(), lambda size: (noise(size, 2), torch.linspace(0, 1, size))),
     **{f"Backbone-{kind}": (lambda kind=kind: encoder(kind)) for kind in WAVEFORM},
     "Cleaner": lambda: (cleaner(), encoder("hubert")[1]),
     **{f"Crowd-{name}": (lambda name=name: language_model(name)) for name in ("llama", "gemma2")},
@@ -138,6 +167,7 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
     ),
     "InContextPolicy": lambda: (policy(FactoredEmbedding, QueryCompressor), history),
     "EncoderCompressor": lambda: (policy(LinearEmbedding, EncoderCompressor), history),
+    "BinsHead": points,
     "ReconstructionDecoder": lambda: (
         ReconstructionDecoder(16, 1, 2), lambda size: (noise(2, 3, 16), torch.arange(size))
     ),

@@ -22,6 +22,14 @@ pytestmark = [
     pytest.mark.skipif(not available(), reason="needs root and Debian's slurm-wlm and munge"),
 ]
 FLAGS = ("--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1", "--checkpoints.every_n_steps=3")
+STORMY = {  # recipe and steps: enough for all that happens, also where steps are quick
+    "hifigan": ("hifigan/smoke", 48),
+    "miipher": ("miipher/smoke_pretrain", 48),
+    "audiosr": ("audiosr/smoke", 48),
+    "flow": ("flow/smoke", 72),
+    "compressed_ad": ("compressed_ad/smoke", 72),
+    "ci_llm": ("ci_llm/smoke", 72),
+}
 ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 PENDING_SIGUSR1 = 1 << 9  # in /proc/PID/status
 
@@ -161,17 +169,18 @@ STORM = (kill_rank, kill_rank, kill_rank, lose_node, reach_limit, reach_limit)
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_a_storm_changes_nothing(cluster: Slurm, tmp_path: Path) -> None:
+@pytest.mark.parametrize("system", STORMY)
+def test_a_storm_changes_nothing(cluster: Slurm, tmp_path: Path, system: str) -> None:
     seed = time.time_ns() % 2**32
     chance = random.Random(seed)
     storm = list(STORM)
     chance.shuffle(storm)
-    print(f"\nseed {seed}:", *(event.__name__ for event in storm))
-    # enough steps for all that happens
-    flags = ("--trainer.max_steps=48", "--trainer.val_check_interval=24", "--data.init_args.batch_size=2")
-    calm = Job(cluster, tmp_path / "calm", "hifigan/smoke", flags)
+    print(f"\n{system}: seed {seed}:", *(event.__name__ for event in storm))
+    recipe, steps = STORMY[system]
+    flags = (f"--trainer.max_steps={steps}", "--trainer.val_check_interval=24", "--data.init_args.batch_size=2")
+    calm = Job(cluster, tmp_path / "calm", recipe, flags)
     calm.end()
-    job = Job(cluster, tmp_path / "stormy", "hifigan/smoke", flags)
+    job = Job(cluster, tmp_path / "stormy", recipe, flags)
     for number, event in enumerate(storm):
         existing = job.saved()
         job.until(lambda existing=existing: job.saved() > existing and len(job.ranks()) == 2)  # type: ignore[misc]
