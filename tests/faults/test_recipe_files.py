@@ -136,7 +136,7 @@ def test_wrong_keys_types_and_classes(bait: str) -> None:
 def test_absurd_values(bait: str) -> None:
     content = yaml.safe_load(TOY_RECIPE.read_text())
     places = [place for place, _ in walk(content)]
-    values = (10**18, 10**30, -7, 0, None, float("inf"), [1, [2]])
+    values = (10**18, 10**30, -7, None, float("inf"), [1, [2]])
     for attempt in run([changed(content, place, value) for place in places for value in values], True, bait):
         check(attempt, codes=(0, 2))
 
