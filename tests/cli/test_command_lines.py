@@ -12,7 +12,7 @@ from typing import get_type_hints
 import pytest
 import yaml
 
-from tests.harness import REPOSITORY, forked, good
+from tests.harness import REPOSITORY
 from zoo.cli.main import main
 from zoo.cli.recipes import compose_arguments, find_recipe, read_files, split_arguments
 from zoo.cli.tools import find_tools, split_options
@@ -40,12 +40,10 @@ EARLY = [
     ("fit flow", "did you mean flow/"),
     ("fit flow/smoke --optim.lr=1", "did you mean --model.optimizer.lr?"),
     ("fit flow/smoke --seed 3", "did you mean --seed_everything?"),
-    ("fit flow/smoke --gpus 2", "did you mean --trainer.devices?"),
     ("train flow/smoke", "did you mean zoo fit RECIPE?"),
     ("fit --config=configs/flow/smok.yaml", "did you mean configs/flow/smoke"),
     ("fit configs/flow", "--ckpt_path takes runs"),
     ("fit flow/smoke --chekpoints.monitor=x", "did you mean --checkpoints.monitor?"),
-    ("fit flow/smoke --loger wandb", "did you mean loggers?"),
     ("fit flow/smoke --output=x", "--output"),
     ("fti", "did you mean fit?"),
     ("evaluate flw", "did you mean evaluate flow"),
@@ -56,13 +54,10 @@ WRONG = [
     ("fit hifigan/smoke --data.split.val_items=3", "data.split.val_items: did you mean items or val_list?"),
     ("fit flow/smoke --data.batch_sise=3", "data.batch_sise: did you mean batch_size? (keys of zoo.flow.ImageData: "),
     (f"fit flow/smoke --{NET}.chanels=3", f"{NET}.chanels: did you mean channels"),
-    ("fit flow/smoke --model.optimizr.lr=3", "model.optimizr: did you mean optimizer?"),
     ("fit flow/smoke --model.net zoo.flow.UNett", "model.net: zoo.flow registers no class 'zoo.flow.UNett'"),
-    ("fit flow/smoke --model os.system", "model: os.system is no part of the zoo"),
     ("fit flow/smoke --model.optimizer=torch.optim.SGD --model.optimizer.betas=3", "keys of torch.optim.SGD"),
     ("fit flow/smoke --trainer.precision bf16-mixd", "error: trainer.precision: expected"),
     ("fit flow/smoke --trainer.overfit_batches 2", "overfit_batches would train on other batches in each epoch"),
-    ("fit flow/smoke --trainer.strategy fsdp", "trainer.strategy is fsdp; expected auto, ddp, zoo.training.FSDP"),
     ("fit flow/smoke --seed_everything -1", "seed_everything is -1"),
     ("fit flow/smoke --model.optimizer.lr .nan", "model.init_args.optimizer.init_args.lr is nan; expected a finite"),
     ("fit flow/smoke --data.batch_size eight", "error: data.batch_size: expected int, got eight"),
@@ -71,14 +66,15 @@ WRONG = [
         "error: trainer.callbacks.0.init_args.decay: expected float, got x",
     ),
     ("fit --trainer.max_steps 3", "fit needs a recipe"),
-    ("fit flow/smoke --ckpt_path", "--ckpt_path needs a value"),
     ("fit flow/smoke --allow-import", "--allow-import needs a value"),
     ("list flw", "did you mean flow?"),
     ("predict", "predict needs --ckpt_path, --input, --output"),
-    ("fit flow/smoke data.batch_sise=8", "data.batch_sise: did you mean batch_size?"),
     ("find-lr flow/smoke --stepps 5", "find-lr has no option --stepps (options: --min_lr"),
     ("runs --lsat 5", "runs has no option --lsat: did you mean --last?"),
     ("evaluate compressed_ad --run x --output y --episodes many", "expected int, got many"),
+    ("fit flow/smoke --checkpoints.every_n_steps=0", "checkpoints.every_n_steps is 0"),
+    ("fit flow/smoke --trainer.val_check_interval=0.0", "trainer.val_check_interval is 0.0"),
+    ("fit flow/smoke --data.batch_size=-2", "data.init_args.batch_size is -2"),
 ]
 
 
@@ -106,14 +102,11 @@ GUARDED = {"class_path": "zoo.flow.FlowTask", "init_args": {"guard": {"class_pat
     ("content", "key"),
     [
         ({"modle": {}}, "modle: did you mean model?"),
-        ({"modle": None}, "modle: did you mean model?"),
-        ({"trainer": {"max_stepps": 1}}, "trainer.max_stepps"),
         ({"trainer": {"callbacks": [{"class_path": "zoo.training.EMAA"}]}}, "trainer.callbacks.0.class_path"),
         ({"trainer": {"callbacks": [{"class_path": "zoo.training.EMA", "decay": 1}]}}, "trainer.callbacks.0.decay"),
         ({"data": {"class_path": "zoo.flow.PointData", "init_args": {"kind": "moon"}}}, "data.init_args.kind"),
         ({"model": GUARDED}, "model.init_args.guard"),
         ({"model": {"init_args": {"net": {"init_args": {"channls": 3}}}}}, f"{NET}.channls: did you mean channels"),
-        ({"samples": {"item": 3}}, "samples.item"),
         ({"samples": "few"}, '"samples"'),
     ],
     ids=str,
@@ -131,8 +124,10 @@ def test_wrong_key_of_a_section_file_is_named(tmp_path):
     assert code == 2 and f"c.yaml: unknown key {NET}.channls: did you mean channels" in text
 
 
-@pytest.mark.parametrize("option", ["--config", "--data"])
-@pytest.mark.parametrize("text", ["", "text", "a: [", "trainer: {max_steps: 1, max_steps: 2}"])
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [*(("--config", text) for text in ("", "text", "a: [")), ("--data", "trainer: {max_steps: 1, max_steps: 2}")],
+)
 def test_unreadable_config_is_named(option, text, tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(text)
@@ -141,42 +136,19 @@ def test_unreadable_config_is_named(option, text, tmp_path):
     assert f"zoo: error: {path}" in text
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("checkpoints.every_n_steps", "0"),
-        ("trainer.accumulate_grad_batches", "-1"),
-        ("trainer.val_check_interval", "0.0"),
-        ("trainer.check_val_every_n_epoch", "0"),
-        ("data.init_args.batch_size", "-2"),
-    ],
-)
-def test_zero_is_refused_by_key(key, value):
-    code, text = call("fit", "flow/smoke", f"--{key.replace('.init_args', '')}={value}")
-    assert (code, len(text.splitlines())) == (2, 1), text
-    assert f"{key} is {value}" in text
-
-
 def test_words_are_recipes():
     args = ["--trainer.max_steps", "-1", "flow/smoke", "--config=trainer/gpu", "--print_config"]
     files, options = read_files(args)
     assert [path for path, _ in files] == [find_recipe(name) for name in ("flow/smoke", "trainer/gpu")]
     assert options == ["--trainer.max_steps=-1", "--print_config"]
-    assert list(split_arguments(["-c", "x", "--a=b=c", "--flag", "--b"])) == [
-        ("-c", "x"), ("--a", "b=c"), ("--flag", None), ("--b", None)]  # fmt: skip
-
-
-@pytest.mark.parametrize("flag", ["-q", "--quiet", "-v", "--verbose"])
-def test_a_flag_takes_no_word(flag):
-    assert list(split_arguments([flag, "flow/smoke"])) == [(flag, None), ("", "flow/smoke")]
+    assert list(split_arguments(["-c", "x", "--a=b=c", "-q", "flow/smoke", "--flag", "--b"])) == [
+        ("-c", "x"), ("--a", "b=c"), ("-q", None), ("", "flow/smoke"), ("--flag", None), ("--b", None)]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("place", "comment", "name"),
     [
         ("run", "# zoo==0.1.0\n# recipe: flow/my recipe\n", "flow/my recipe"),
-        ("run", "# recipe: unnamed\n", "unnamed"),
-        ("run", "# recipe: ../x\n", "run/config"),
         ("run", "# recipe: ../../../x\n", "run/config"),
         ("run", "# recipe: /x\n", "run/config"),
         ("mine/configs", "", "mine/config"),
@@ -190,10 +162,9 @@ def test_a_run_is_named_below_the_folder_of_runs(place, comment, name, tmp_path)
     assert recipe_name(["/config.yaml"]) == "unnamed/config"
 
 
-@pytest.mark.parametrize("name", find_tools())
-def test_summary_of_a_tool_is_its_docstrings_first_line(name):
-    tool = find_tools()[name]
-    assert tool.load().__doc__.partition("\n")[0] == tool.summary
+def test_summary_of_a_tool_is_its_docstrings_first_line():
+    for name, tool in find_tools().items():
+        assert tool.load().__doc__.partition("\n")[0] == tool.summary, name
 
 
 def test_options_of_fit_are_passed_on_by_a_tool():
@@ -204,27 +175,21 @@ def test_options_of_fit_are_passed_on_by_a_tool():
     assert words == "flow/smoke trainer/gpu --trainer.max_steps=5 --data.x=1 -c=f.yaml --seed_everything=4".split()
 
 
-@pytest.mark.parametrize("name", ["zoo.flow.ToyNet", "ToyNet", "zoo.flow.nets.mlp.ToyNet"])
-def test_run_names_its_classes_publicly(name, tmp_path):
+def test_run_names_its_classes_publicly(tmp_path):
     limits = ["--trainer.max_steps=1", "--trainer.limit_val_batches=0", f"--trainer.default_root_dir={tmp_path}"]
-    assert main(["fit", "flow/demo_swissroll", "--model.net", name, *limits]) == 0
+    assert main(["fit", "flow/demo_swissroll", "--model.net", "zoo.flow.nets.mlp.ToyNet", *limits]) == 0
     assert "class_path: zoo.flow.ToyNet" in (tmp_path / "config.yaml").read_text()
     assert load(tmp_path).dry_run()
 
 
 MERGED = [
-    ({"a": 1}, {"b": 2}, {"a": 1, "b": 2}),
     ({"a": {"x": 1, "y": 1}}, {"a": {"y": 2}}, {"a": {"x": 1, "y": 2}}),
     ({"a": {"x": 1}}, {"a": None}, {"a": None}),
     ({"a": [1]}, {"a": [2]}, {"a": [2]}),
-    ({"a": [1]}, {"a+": [2]}, {"a": [1, 2]}),
     ({"a": [1]}, {"a+": {"x": 2}}, {"a": [1, {"x": 2}]}),
-    ({"a": None}, {"a+": [2]}, {"a": [2]}),
     ({}, {"a+": 2}, {"a+": [2]}),
     ({"a+": [1]}, {"a+": [2]}, {"a+": [1, 2]}),
-    ({"a+": [1]}, {"a": [2]}, {"a": [2]}),
     ({"a": "one"}, {"a+": "two"}, {"a": ["one", "two"]}),
-    ({"a": {"x": 1}}, {"a+": [2]}, {"a": [{"x": 1}, 2]}),
     ({"a": {"class_path": "p.A", "init_args": {"x": 1}}}, {"a": {"init_args": {"y": 2}}},
      {"a": {"class_path": "p.A", "init_args": {"x": 1, "y": 2}}}),
     ({"a": {"class_path": "p.A", "init_args": {"x": 1}}}, {"a": {"class_path": "A", "init_args": {"y": 2}}},
@@ -274,26 +239,32 @@ def test_recipe_extends_recipes_only(extends, tmp_path):
 
 def test_option_before_the_recipe_wins(tmp_path):
     data = write(tmp_path / "data.yaml", init_args={"batch_size": 64})
-    flags = ["--seed_everything", "77", "--trainer.max_steps", "1", "--trainer.num_sanity_val_steps", "0"]
-    flags += ["--data.init_args.batch_size=8", "--trainer.default_root_dir=run", "--trainer.limit_val_batches=0"]
-    good(forked("fit", *flags, "--config", "flow/demo_swissroll", "--data", data, cwd=tmp_path))
-    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    assert (config["seed_everything"], config["trainer"]["max_steps"]) == (77, 1)
+    flags = [
+        "--seed_everything",
+        "77",
+        "--trainer.max_steps",
+        "1",
+        "--data.init_args.batch_size=8",
+        "--model.net=ToyNet",
+    ]
+    code, text = call("fit", *flags, "--config", "flow/demo_swissroll", "--data", data, "--print_config")
+    config = yaml.safe_load(text)
+    assert (code, config["seed_everything"], config["trainer"]["max_steps"]) == (0, 77, 1)
     assert (config["data"]["init_args"]["seed"], config["data"]["init_args"]["batch_size"]) == (77, 8)
+    assert config["model"]["init_args"]["net"]["class_path"] == "zoo.flow.ToyNet"
 
 
-@pytest.mark.parametrize("recipe", ["ci_llm/base", "miipher/adapter_layer_6"])
-def test_missing_backbone_is_named(recipe, tmp_path, monkeypatch):
+def test_missing_backbone_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("ZOO_DATA", str(tmp_path))
-    done = forked("fit", recipe, "--trainer.accelerator", "cpu", cwd=tmp_path, HF_HUB_OFFLINE="1")
-    assert done.returncode != 0
-    assert "neither a local folder" in done.stderr
+    monkeypatch.chdir(tmp_path)
+    code, text = call("fit", "miipher/adapter_layer_6", "--trainer.accelerator", "cpu")
+    assert code != 0 and "neither a local folder" in text
 
 
-def test_mistyped_monitor_is_named_before_the_first_step(tmp_path):
-    done = forked("fit", "flow/smoke", "--checkpoints.monitor", "val/los", cwd=tmp_path)
-    assert done.returncode != 0
-    assert "checkpoints.monitor: no validation gives val/los: did you mean val/loss?" in done.stderr
+def test_mistyped_monitor_is_named_before_the_first_step(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, text = call("fit", "flow/smoke", "--checkpoints.monitor", "val/los")
+    assert code != 0 and "checkpoints.monitor: no validation gives val/los: did you mean val/loss?" in text
     assert not list(tmp_path.rglob("*.ckpt"))
 
 

@@ -90,35 +90,22 @@ def test_two_processes_equal_one_with_the_joined_batch(recipe: str, tmp_path: Pa
     assert_equal(tmp_path / "two", tmp_path / "one", metric)
 
 
-LAUNCHERS = {
-    "lightning": [],
-    "torchrun": ["torch.distributed.run", "--nproc_per_node=2", "--master_port=29533"],
-    "accelerate": [
-        "accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no",
-        "--dynamo_backend=no", "--main_process_port=29534"
-    ]
-}  # fmt: skip
+ACCELERATE = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1"]
+ACCELERATE += ["--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=29534"]
 
 
-@pytest.fixture(scope="module")
-def run_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("one")
-    args = ["fit", "flow/smoke", *FEW, *FLOW, "--data.init_args.batch_size=8", "--trainer.default_root_dir=run"]
-    good(forked(*args, cwd=folder))
-    return folder / "run"
-
-
-# torchrun also starts what tests/cluster/test_torchrun.py kills
+# tests/cluster/test_torchrun.py starts processes by torchrun
 @pytest.mark.parametrize(
-    "launcher", ["lightning", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torchrun", "accelerate"))]
+    "launcher", [[], pytest.param(ACCELERATE, marks=pytest.mark.slow)], ids=["lightning", "accelerate"]
 )
-def test_two_processes_of_a_launcher_equal_one(run_one: Path, tmp_path: Path, launcher: str) -> None:
-    words = LAUNCHERS[launcher] and ["-m", *LAUNCHERS[launcher]]
-    args = [sys.executable, *words, "-m", "zoo", "fit", "flow/smoke", *FEW, *FLOW, *TWO]
+def test_two_processes_of_a_launcher_equal_one(tmp_path: Path, launcher: list[str]) -> None:
+    fit = ["fit", "flow/smoke", *FEW, *FLOW]
+    good(forked(*fit, "--data.init_args.batch_size=8", "--trainer.default_root_dir=one", cwd=tmp_path))
+    args = [sys.executable, *launcher, "-m", "zoo", *fit, *TWO]
     args += ["--data.init_args.batch_size=4", "--trainer.default_root_dir=run"]
     result = subprocess.run(args, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
     good(result)
-    assert_equal(tmp_path / "run", run_one, "val/loss")
+    assert_equal(tmp_path / "run", tmp_path / "one", "val/loss")
     assert "2 processes" in result.stderr + result.stdout
 
 
@@ -149,7 +136,6 @@ DISTILLATION = [
     "--data.init_args.curriculum.init_args.max_compressions=[9, 9]",
     "--data.init_args.curriculum.init_args.shares=[[0, 1], [0, 1]]",
 ]
-SPACES = ["compressed_ad/smoke_spaces", *DISTILLATION[1:]]
 ROOM = "{class_path: zoo.compressed_ad.Darkroom, init_args: {grid_size: 5, horizon: 6}}"
 DEMONSTRATOR = "zoo.compressed_ad.EpsilonCurriculum"
 PRETRAINING = [
@@ -181,12 +167,8 @@ class Witness(L.Callback):
 
 @pytest.mark.parametrize(
     ("stage", "metric"),
-    [
-        (DISTILLATION, "val/loss_action"),
-        pytest.param(SPACES, "val/loss_action", marks=pytest.mark.slow),
-        pytest.param(PRETRAINING, "val/loss", marks=pytest.mark.slow),
-    ],
-    ids=["fit", "spaces", "pretrain"],
+    [(DISTILLATION, "val/loss_action"), pytest.param(PRETRAINING, "val/loss", marks=pytest.mark.slow)],
+    ids=["fit", "pretrain"],
 )
 def test_two_processes_equal_one_for_compressed_ad_and_share_no_history(
     stage: list[str], metric: str, tmp_path: Path

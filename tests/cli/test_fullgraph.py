@@ -98,42 +98,39 @@ def language_model(name: str) -> tuple[nn.Module, Inputs]:
     return call, lambda size: (ones(2, 2 * size), torch.cat([ones(2, 2 * size - 1), ones(2, 1) * 0], 1))
 
 
+def mel(size: int) -> tuple[Any, ...]:
+    return (noise(2, 4, size),)
+
+
+def clip(size: int) -> tuple[Any, ...]:
+    return (noise(2, 1, 90 * size),)
+
+
+def history(size: int) -> tuple[Any, ...]:
+    return (histories(size, 14),)
+
+
+RESBLOCKS: dict[str, Any] = {"resblock_kernel_sizes": (3,), "resblock_dilation_sizes": ((1,),)}
 WAVEFORM = ("hubert_preln", "wavlm")  # HuBERT stands in the cleaner, wav2vec 2.0 is read as WavLM is
 NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
-    "Generator": lambda: (
-        Generator(4, 8, (2, 2), (4, 4), resblock_kernel_sizes=(3,), resblock_dilation_sizes=((1,),)),
-        lambda size: (noise(2, 4, size),),
-    ),
-    "BigVGAN": lambda: (
-        BigVGAN(4, 8, (2, 2), (4, 4), resblock_kernel_sizes=(3,), resblock_dilation_sizes=((1,),)),
-        lambda size: (noise(2, 4, size),),
-    ),
-    "StochasticVocos": lambda: (
-        StochasticVocos(LogMel(8000, 64, 16, 64, 4, 0.0, None), 8, 12, 1), lambda size: (noise(2, 4, size),)
-    ),
-    "MagnitudeVocos": lambda: (MagnitudeVocos(4, 16, 2, 32, 8, 12, 1, 2), lambda size: (noise(2, 4, size),)),
+    "Generator": lambda: (Generator(4, 8, (2, 2), (4, 4), **RESBLOCKS), mel),
+    "BigVGAN": lambda: (BigVGAN(4, 8, (2, 2), (4, 4), **RESBLOCKS), mel),
+    "StochasticVocos": lambda: (StochasticVocos(LogMel(8000, 64, 16, 64, 4, 0.0, None), 8, 12, 1), mel),
+    "MagnitudeVocos": lambda: (MagnitudeVocos(4, 16, 2, 32, 8, 12, 1, 2), mel),
     "Vocos-codes": lambda: (
         Vocos(4, 8, 12, 1, 16, 4, conditions=2), lambda size: (noise(2, 4, size), torch.tensor(1))
     ),
-    "Vocos": lambda: (Vocos(4, 8, 12, 2, 16, 4, "center"), lambda size: (noise(2, 4, size),)),
-    "MultiBandDiscriminator": lambda: (
-        MultiBandDiscriminator((64, 32), channels=2), lambda size: (noise(2, 1, 90 * size),)
-    ),
-    "MultiResolutionDiscriminator": lambda: (
-        MultiResolutionDiscriminator(((32, 8, 16),), 1 / 16), lambda size: (noise(2, 1, 90 * size),)
-    ),
+    "Vocos": lambda: (Vocos(4, 8, 12, 2, 16, 4, "center"), mel),
+    "MultiBandDiscriminator": lambda: (MultiBandDiscriminator((64, 32), channels=2), clip),
+    "MultiResolutionDiscriminator": lambda: (MultiResolutionDiscriminator(((32, 8, 16),), 1 / 16), clip),
     "MultiOctaveDiscriminator": lambda: (
         MultiOctaveDiscriminator(16000, (64,), (6,), (6,), 2, (1, 2)), lambda size: (noise(2, 1, 300 * size),)
     ),
     "MultiScaleMel": lambda: (
         MultiScaleMel(16000, (32, 64), (4, 8)), lambda size: (noise(2, 1, 90 * size), noise(2, 1, 90 * size) / 2)
     ),
-    "MultiPeriodDiscriminator": lambda: (
-        MultiPeriodDiscriminator([2, 3], channel_mult=1 / 32), lambda size: (noise(2, 1, 90 * size),)
-    ),
-    "MultiScaleDiscriminator": lambda: (
-        MultiScaleDiscriminator(1, channel_mult=1 / 32), lambda size: (noise(2, 1, 90 * size),)
-    ),
+    "MultiPeriodDiscriminator": lambda: (MultiPeriodDiscriminator([2, 3], channel_mult=1 / 32), clip),
+    "MultiScaleDiscriminator": lambda: (MultiScaleDiscriminator(1, channel_mult=1 / 32), clip),
     "LogMel": lambda: (LogMel(16000, 256, 64, 256, 20, 0.0, None), lambda size: (noise(2, 500 * size),)),
     "MelFeatures": lambda: (audiosr.features(), lambda size: (noise(2, 1, 500 * size),)),
     "Denoiser": denoiser,
@@ -168,8 +165,8 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
         ),
         language_model("llama")[1],
     ),
-    "InContextPolicy": lambda: (policy(FactoredEmbedding, QueryCompressor), lambda size: (histories(size, 14),)),
-    "EncoderCompressor": lambda: (policy(LinearEmbedding, EncoderCompressor), lambda size: (histories(size, 14),)),
+    "InContextPolicy": lambda: (policy(FactoredEmbedding, QueryCompressor), history),
+    "EncoderCompressor": lambda: (policy(LinearEmbedding, EncoderCompressor), history),
     "BinsHead": points,
     "ReconstructionDecoder": lambda: (
         ReconstructionDecoder(16, 1, 2), lambda size: (noise(2, 3, 16), torch.arange(size))

@@ -11,7 +11,7 @@ from tests.harness import REPOSITORY, environment
 from zoo.cli.main import main
 
 
-@pytest.mark.parametrize("line", ["--help", "list", "fit --help", "doctor --help", "convert --help", "completion bash"])
+@pytest.mark.parametrize("line", ["--help", "fit --help", "doctor --help", "completion bash"])
 def test_help_needs_no_torch(line: str) -> None:
     code = f"import sys; from zoo.cli.main import main; code = main({line.split()!r}); sys.exit('torch' in sys.modules)"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -31,9 +31,8 @@ def test_options_of_a_class(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--trainer.accumulate_grad_batches" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["--help", "list", "completion bash"])
-def test_reader_of_the_output_may_leave(command: str) -> None:
-    shell = f"{sys.executable} -m zoo {command} | true; echo ${{PIPESTATUS[0]}}"
+def test_reader_of_the_output_may_leave() -> None:
+    shell = f"{sys.executable} -m zoo list | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True)
     assert done.stdout.strip() in ("0", "141") and done.stderr == ""
 

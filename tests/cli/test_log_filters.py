@@ -7,7 +7,6 @@ import warnings
 import pytest
 
 from zoo.cli import log_filters
-from zoo.common.environment import verbosity
 
 
 def record(text, name="lightning.pytorch.utilities.rank_zero", level=logging.INFO, **extra):
@@ -23,16 +22,11 @@ def first_process(monkeypatch):
     monkeypatch.setitem(sys.modules, "lightning_utilities.core.rank_zero", None)
 
 
-def test_unknown_messages_are_shown():
+def test_unknown_messages_are_shown_and_of_other_ranks_warnings_with_their_number(monkeypatch):
     terminal = log_filters.TerminalHandler()
     assert terminal.filter(record("`Trainer.fit` stopped: No training batches."))
-    assert terminal.filter(record("anything", name="somebody"))
     assert not terminal.filter(record("anything", name="zoo", terminal=False))
-
-
-def test_other_ranks_show_warnings_with_their_number(monkeypatch):
     monkeypatch.setattr(log_filters, "process_rank", lambda: (1, 2))
-    terminal = log_filters.TerminalHandler()
     assert not terminal.filter(record("anything", name="zoo"))
     warning = record("anything", name="zoo", level=logging.WARNING)
     assert terminal.filter(warning) and terminal.format(warning) == "rank 1: anything"
@@ -45,7 +39,6 @@ def test_other_ranks_show_warnings_with_their_number(monkeypatch):
         ("2 batches is smaller than the logging interval", UserWarning, "lightning.pytorch.loops.fit_loop", False),
         ("`torch.x` is deprecated", FutureWarning, "torch.nn", False),
         ("`zoo.x` is deprecated", FutureWarning, "zoo.flow.task", True),
-        ("a lengthy\ntext about LeafSpec", UserWarning, "torch.nn", False),
     ],
 )
 def test_warnings_of_the_table_are_suppressed_and_no_others(monkeypatch, text, category, module, is_shown):
@@ -68,15 +61,3 @@ def test_handlers_of_a_program_stay(monkeypatch):
     for _ in range(2):
         log_filters.configure_logging()
         assert [handler.filter(record("anything")) for handler in root.handlers] == [False]
-
-
-def test_inner_run_is_quiet_unless_a_verbosity_is_set(monkeypatch):
-    with log_filters.quiet_output():
-        assert verbosity() == "quiet"
-    assert verbosity() == "normal"
-    monkeypatch.setenv("ZOO_VERBOSITY", "verbose")
-    with log_filters.quiet_output():
-        assert verbosity() == "verbose"
-    monkeypatch.setenv("ZOO_VERBOSITY", "loud")
-    with pytest.raises(ValueError, match="ZOO_VERBOSITY"):
-        verbosity()

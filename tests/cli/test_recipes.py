@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from tests.conftest import reference_folder
-from tests.harness import REPOSITORY, RUNS, TOY_ARGS, TOY_RECIPE, newest
+from tests.harness import REPOSITORY, TOY_ARGS, TOY_RECIPE, newest
 from tests.harness import SMOKE as VOCODER
-from tests.logged import hparams, offline_runs, records, values
+from tests.logged import offline_runs, records, values
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
 from zoo.cli.main import main
@@ -23,10 +23,11 @@ from zoo.training.task import ZooTask
 RECIPES = sorted((REPOSITORY / "configs").glob("*/*.yaml"))
 FRAGMENTS = [path for path in RECIPES if path.parent.name == "trainer"]
 SMOKE = [path for path in RECIPES if path.name.startswith("smoke")]
-DISPLAYED = (  # a recipe a system, which goes through all commands; the loggers get its samples as well
+DISPLAYED = (  # a recipe a system, which goes through all commands
     *(f"{system}-smoke" for system in ("audiosr", "ci_llm", "compressed_ad", "flow", "hifigan")),
     "miipher-smoke_finetune",
 )
+LOGGED = ("ci_llm-smoke", "flow-smoke", "hifigan-smoke")  # samples of every kind, which W&B gets as well
 LIMITS = ["--trainer.val_check_interval=3", "--checkpoints.every_n_steps=3", "--trainer.log_every_n_steps=1"]
 
 
@@ -104,15 +105,15 @@ def test_smoke_recipe_is_trained_resumed_and_used(
             unused.update(name for name, each in task.named_parameters() if each.requires_grad and each.grad is None)
 
     monkeypatch.setattr(TrainingMetrics, "on_after_backward", note)
-    displayed = ["--loggers=[tensorboard,wandb]"] if name(recipe) in DISPLAYED else []
-    assert main(["fit", "--config", str(recipe), *extra, *displayed, *LIMITS, "--trainer.max_steps=4"]) == 0
+    loggers = ["--loggers=[wandb]"] if name(recipe) in LOGGED else []
+    assert main(["fit", "--config", str(recipe), *extra, *loggers, *LIMITS, "--trainer.max_steps=4"]) == 0
     (run,) = tmp_path.glob("runs/*/*/*")
-    if displayed:
-        assert_samples_are_everywhere(run)
+    if loggers:
+        assert_samples_are_in_wandb(run)
     assert newest(run).name == "step_00000004.ckpt"
     assert {"config.yaml", "metrics.csv", "train.log"} <= {path.name for path in run.iterdir()}
     assert not unused  # DDP would stop at the second step
-    if displayed or extra:
+    if name(recipe) in DISPLAYED or extra:
         assert main(["validate", "--ckpt_path", str(run), *extra]) == 0
         assert main(["test", "--ckpt_path", "last", *extra]) == 0
         assert main(["inspect", str(run)]) == 0
@@ -146,29 +147,17 @@ def test_generators_and_losses_take_bf16(recipe: str, tmp_path: Path) -> None:
     assert model.dry_run()
 
 
-# file in media/ -> where TensorBoard has it, how W&B calls it
-KINDS = {
-    ".wav": ("audio", "audio-file"),
-    ".png": ("images", "images/separated"),
-    ".gif": ("images", "videos"),
-    ".csv": ("tensors", "table-file"),
-}
+# file in media/ -> how W&B calls it
+KINDS = {".wav": "audio-file", ".png": "images/separated", ".gif": "videos", ".csv": "table-file"}
 
 
-def assert_samples_are_everywhere(run: Path) -> None:
-    """What lies in media/ is in TensorBoard and in the offline run of W&B as well, and both have the config."""
+def assert_samples_are_in_wandb(run: Path) -> None:
+    """What lies in media/ is in the offline run of W&B as well."""
     kinds = {path.suffix for path in run.glob("media/step_*/*")}
     assert kinds
-    events, described = hparams(run)
-    assert "model.class_path" in described["session_start_info"].session_start_info.hparams
     (offline,) = offline_runs(run)
-    config = {key: value for record in records(offline, "config") for key, value in values(record.update).items()}
-    assert "model" in config
     logged = " ".join(str(value) for each in records(offline, "history") for value in values(each.item).values())
-    for kind in kinds:
-        tensorboard, wandb = KINDS[kind]
-        assert events.Tags()[tensorboard], kind
-        assert wandb in logged, (kind, logged[:2000])
+    assert all(KINDS[kind] in logged for kind in kinds), (kinds, logged[:2000])
 
 
 @pytest.mark.parametrize("fragment", FRAGMENTS, ids=name)
@@ -177,40 +166,21 @@ def test_trainer_fragment_merges_into_a_recipe(fragment: Path, capsys: pytest.Ca
     merged = yaml.safe_load(capsys.readouterr().out)["trainer"]
     options = yaml.safe_load(fragment.read_text())
     assert set(options) == {"trainer"}
-    for key, value in options["trainer"].items():
-        if not isinstance(value, dict | list):
-            assert merged[key] == value
+    plain = {key: value for key, value in options["trainer"].items() if not isinstance(value, dict | list)}
+    assert merged.items() >= plain.items()
 
 
-def test_print_config_round_trips(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["fit", "--config", str(VOCODER), "--print_config"])
+def test_print_config_round_trips_and_its_sample_rate_is_given_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["fit", "--config", str(VOCODER), "--data.init_args.sample_rate=16000", "--print_config"])
     first = capsys.readouterr().out
+    model = yaml.safe_load(first)["model"]["init_args"]
+    assert model["sample_rate"] == model["mel"]["init_args"]["sample_rate"] == 16000
     (tmp_path / "printed.yaml").write_text(first)
     main(["fit", "--config", str(tmp_path / "printed.yaml"), "--print_config"])
     again = capsys.readouterr().out
     assert again == first.replace("# recipe: hifigan/smoke", f"# recipe: {tmp_path.name}/printed")
-
-
-def test_sample_rate_and_hop_are_written_once(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["fit", "--config", str(VOCODER), "--data.init_args.sample_rate=16000", "--print_config"])
-    printed = yaml.safe_load(capsys.readouterr().out)
-    model = printed["model"]["init_args"]
-    assert model["sample_rate"] == model["mel"]["init_args"]["sample_rate"] == 16000
-
-
-def test_loaded_run_is_called_on_arrays(tmp_path: Path) -> None:
-    run = RUNS / "hifigan" / "smoke"
-    audio = SyntheticSpeech(22050).utterance(1)[:22050]
-    before = load(run)(audio, 22050)
-    assert before.shape == audio.shape
-    assert main(["export", str(run), "exported"]) == 0
-    after = load(tmp_path / "exported")(audio, 22050)
-    assert abs(before - after).max() < 1e-5
-    files.write(tmp_path / "in.wav", audio, 22050)
-    assert main(["predict", "--ckpt_path", "exported", "--input", "in.wav", "--output", "out"]) == 0
-    assert files.info(tmp_path / "out" / "in.wav").samples == len(audio)
-    card = (tmp_path / "exported" / "README.md").read_text()
-    assert "zoo.load" in card and "hifigan" in card
 
 
 def test_a_run_is_started_continued_and_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,7 +206,6 @@ def test_a_run_is_started_continued_and_never_overwritten(tmp_path: Path, capsys
     [
         (["fit", "--ckpt_path", "last"], "no run with a checkpoint"),
         (["fit", "--ckpt_path", "https://example.org/x.ckpt"], "local paths only"),
-        (["predict", "--ckpt_path", "nowhere", "--input", ".", "--output", "out"], "nowhere"),
         (["fit", "--config", str(VOCODER), "--trainer.accumulate_grad_batches", "2"], "step.accumulate"),
     ],
 )
@@ -251,12 +220,7 @@ def test_wrong_calls_get_one_line(
 
 def test_weights_of_an_original_begin_and_predict_but_do_not_go_on(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", "hifigan", str(reference_folder("hifigan") / "g_00000123"), "golden.ckpt"]) == 0
-    config = str(reference_folder("hifigan") / "config.json")
-    assert main(["convert-config", "hifigan", config, "--output", "r.yaml"]) == 0
-    recipe = ["--config", "r.yaml", "--data.init_args.root=null", "--trainer.accelerator=cpu"]
-    for side in ("mpd", "msd"):
-        recipe.append(f"--model.init_args.discriminators.{side}.init_args.channel_mult=0.03125")
-    assert main(["fit", *recipe, "--ckpt_path", "golden.ckpt"]) == 1
+    assert main(["fit", "hifigan/smoke", "--ckpt_path", "golden.ckpt"]) == 1
     assert "--init_from" in capsys.readouterr().err
     files.write("in.wav", SyntheticSpeech(22050).utterance(0)[:11025], 22050)
     args = ["predict", "--ckpt_path", "golden.ckpt", "--input", "in.wav", "--output", "out"]

@@ -29,6 +29,10 @@ def part(path: Any, /, **init_args: Any) -> Node:
     return lambda place: {"class_path": path, "init_args": fill(init_args, place)}
 
 
+def listed(node: Node) -> Node:
+    return lambda place: [node(place)]
+
+
 def fill(value: Any, place: Place) -> Any:
     if isinstance(value, dict):
         return {key: fill(item, place) for key, item in value.items()}
@@ -58,27 +62,22 @@ NODES: dict[str, Node] = {
 HARMLESS = "module of nobody, short"  # in a checkpoint: a text that is not read
 # key of the trainer -> what it may not be; in a run's config also what writes elsewhere
 TRAINER: dict[str, tuple[str, Node]] = {
-    "callback of nobody": ("callbacks", lambda place: [NODES["module of nobody"](place)]),
+    "callback of nobody": ("callbacks", listed(NODES["module of nobody"])),
     "LambdaCallback": (
-        "callbacks",
-        lambda place: [part(f"{LIGHTNING}.callbacks.LambdaCallback", on_fit_start="os.system")(place)],
+        "callbacks", listed(part(f"{LIGHTNING}.callbacks.LambdaCallback", on_fit_start="os.system"))
     ),
     "strategy by way": ("strategy", part(f"{LIGHTNING}.strategies.ddp.subprocess.Popen", args=TOUCH)),
-    "plugin of nobody": ("plugins", lambda place: [NODES["module of nobody"](place)]),
+    "plugin of nobody": ("plugins", listed(NODES["module of nobody"])),
     "profiler of nobody": ("profiler", NODES["module of nobody"]),
-}
+}  # fmt: skip
 RUN_TRAINER: dict[str, tuple[str, Node]] = {
     "ModelCheckpoint elsewhere": (
-        "callbacks",
-        lambda place: [part(f"{LIGHTNING}.callbacks.ModelCheckpoint", dirpath="ELSEWHERE/kept")(place)],
+        "callbacks", listed(part(f"{LIGHTNING}.callbacks.ModelCheckpoint", dirpath="ELSEWHERE/kept"))
     ),
-    "CSVLogger above": (
-        "logger",
-        lambda place: [part(f"{LIGHTNING}.loggers.CSVLogger", save_dir="../elsewhere/log")(place)],
-    ),
+    "CSVLogger above": ("logger", listed(part(f"{LIGHTNING}.loggers.CSVLogger", save_dir="../elsewhere/log"))),
     "SimpleProfiler": ("profiler", part(f"{LIGHTNING}.profilers.SimpleProfiler", dirpath="ELSEWHERE", filename="x")),
     "root elsewhere": ("default_root_dir", lambda place: str(place.elsewhere / "root")),
-}
+}  # fmt: skip
 TEXTS: dict[str, str] = {
     "yaml tag apply": "extra: !!python/object/apply:os.system [touch ELSEWHERE/m]",
     "yaml tag of a module": f"extra: !!python/module:{DECOY}",
@@ -111,7 +110,7 @@ def make_case(kind: str, name: str, *keys: str, value: Node, refused: bool = Tru
             content = content.setdefault(key, {})
         content[keys[-1]] = value(place)
 
-    return Case(name, kind, edited(kind, edit), refused, ".".join(keys))
+    return Case(name, kind, edited(kind, edit), refused)
 
 
 def descriptions(kind: str) -> list[Case]:

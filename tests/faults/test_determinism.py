@@ -15,14 +15,6 @@ from zoo.flow.data.datamodule import ImageData
 from zoo.hifigan.data import ValidationSplit, VocoderData
 from zoo.training.datamodule import ZooDataModule
 
-WAYS = [
-    (0, None),
-    (2, "fork"),
-    (4, "fork"),
-    pytest.param(2, "spawn", marks=pytest.mark.slow),
-    pytest.param(4, "spawn", marks=pytest.mark.slow),
-]
-
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -48,11 +40,11 @@ def make(system: str, corpus: Path, seed: int = 1) -> ZooDataModule:
     return data
 
 
-def batches(data: ZooDataModule, workers: int = 0, start: str | None = None) -> list[str]:
+def batches(data: ZooDataModule, workers: int = 0) -> list[str]:
     """Hashes of the batches of two epochs."""
     data.num_workers = workers
     loader = data.train_dataloader()
-    loader.multiprocessing_context = start
+    loader.multiprocessing_context = "fork" if workers else None
     hashes = []
     for epoch in range(2):
         if hasattr(loader.batch_sampler, "set_epoch"):
@@ -71,20 +63,17 @@ def expected(corpus: Path) -> dict[str, list[str]]:
     return {system: batches(make(system, corpus)) for system in ("toy", "hifigan", "flow")}
 
 
-@pytest.mark.parametrize(("workers", "start"), WAYS)
-def test_same_batches_however_loaded(expected, corpus, workers, start):
+def test_same_batches_however_loaded(expected, corpus):
     for system in expected:
-        assert batches(make(system, corpus), workers, start) == expected[system]
+        assert batches(make(system, corpus), workers=2) == expected[system]
 
 
-def test_same_training_however_loaded(tmp_path):
-    options = [*TOY_FIT, "--trainer.max_steps=5", "--trainer.limit_val_batches=0", "--checkpoints.monitor=null"]
-    ways = [(0, "fork"), (2, "fork"), (1, "spawn")]
-    for number, (workers, start) in enumerate(ways):
-        where = [f"--data.init_args.num_workers={workers}", f"--trainer.default_root_dir={tmp_path / str(number)}"]
-        good(forked(*options, *where, cwd=tmp_path, START_METHOD=start))
-    for number in range(1, len(ways)):
-        assert_equal_runs(tmp_path / str(number), tmp_path / "0")
+def test_same_training_with_spawned_workers(tmp_path):
+    few = ["--trainer.max_steps=5", "--trainer.limit_val_batches=0", "--checkpoints.monitor=null"]
+    for workers in (0, 1):
+        options = [f"--data.init_args.num_workers={workers}", f"--trainer.default_root_dir={tmp_path / str(workers)}"]
+        good(forked(*TOY_FIT, *few, *options, cwd=tmp_path, START_METHOD="spawn"))
+    assert_equal_runs(tmp_path / "1", tmp_path / "0")
 
 
 @pytest.mark.parametrize("system", ["toy", "hifigan", "flow"])

@@ -4,15 +4,12 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-from toy_system.faults import fill
 
-from tests.harness import TOY_ARGS, TOY_FIT, assert_equal_runs, bests, callback, error_line, forked, good
-from zoo.audio.io import files
+from tests.faults.conftest import FIT
+from tests.harness import assert_equal_runs, bests, callback, error_line, forked, good
 from zoo.common.atomic_files import TEMPORARY_MARK
 from zoo.runs.checkpoints import load_checkpoint
-from zoo.runs.inference.predict import read_manifest
 
 
 @pytest.fixture
@@ -32,7 +29,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("spare", [0, 2**20])
 def test_full_while_a_checkpoint_is_written(reference: Path, disk: Path, tmp_path: Path, spare: int) -> None:
     run = disk / "run"
-    options = [*TOY_FIT, *callback("Ballast", megabytes=2), f"--trainer.default_root_dir={run}"]
+    options = [*FIT, *callback("Ballast", megabytes=2), f"--trainer.default_root_dir={run}"]
     full = forked(*options, *callback("FillDisk", step=13, spare=spare), cwd=tmp_path)
     assert full.returncode == 1
     assert "disk full" in error_line(full) and "--ckpt_path last" in error_line(full)
@@ -49,33 +46,9 @@ def test_full_while_a_checkpoint_is_written(reference: Path, disk: Path, tmp_pat
 
 def test_full_while_metrics_are_logged_costs_no_row(reference: Path, disk: Path, tmp_path: Path) -> None:
     run = disk / "run"
-    options = [*TOY_FIT, "--checkpoints.every_n_steps=30", "--checkpoints.monitor=null"]
+    options = [*FIT, "--checkpoints.every_n_steps=30", "--checkpoints.monitor=null"]
     full = callback("FillDisk", step=3, until=28)
     result = good(forked(*options, *full, f"--trainer.default_root_dir={run}", cwd=tmp_path))
     assert "metrics.csv cannot be written (the disk is full)" in result.stderr
     assert "Traceback" not in result.stderr
     assert_equal_runs(run, reference)
-
-
-def test_full_while_results_are_written(reference: Path, disk: Path, tmp_path: Path) -> None:
-    noise = np.random.default_rng(0).uniform(-0.5, 0.5, 2**19).astype(np.float32)
-    for number in range(6):
-        files.write(tmp_path / "in" / f"{number}.wav", noise, 16000)
-    fill(disk / "filler", spare=5 * 2**19)
-    options = [
-        "predict",
-        *TOY_ARGS,
-        f"--ckpt_path={reference}",
-        f"--input={tmp_path / 'in'}",
-        f"--output={disk / 'out'}",
-    ]
-    full = forked(*options, cwd=tmp_path)
-    assert full.returncode == 1 and "disk full" in error_line(full)
-    names = sorted(path.name for path in (disk / "out").iterdir())
-    assert [name for name in names if not name.startswith(("manifest", "settings"))] == ["0.wav", "1.wav"]
-    written = {path: path.stat().st_mtime_ns for path in (disk / "out").glob("*.wav")}
-    (disk / "filler").unlink()
-    good(forked(*options, cwd=tmp_path))
-    assert {path: path.stat().st_mtime_ns for path in written} == written
-    assert sorted(path.name for path in (disk / "out").glob("*.wav")) == [f"{number}.wav" for number in range(6)]
-    assert [row["status"] for row in read_manifest(disk / "out" / "manifest.jsonl")] == ["done"] * 6

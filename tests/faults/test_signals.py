@@ -3,37 +3,17 @@
 The validation in which a signal came is left out.
 """
 
-import itertools
 import signal
 from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import FIT_WITH_EMA
+from tests.faults.conftest import FIT
 from tests.harness import bests, callback, fingerprint, forked, good, newest, record, zoo
 
 TERM, INT, USR1, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP
 CODES = {TERM: 143, USR1: 143, HUP: 143, INT: 130}
-LAST = 60
 STEPS = {"train": 13, "validation": 20, "sanity": 0}
-
-
-def kill(number: int, where: str, times: int = 1, group: bool = False) -> list[str]:
-    return callback("KillAt", step=STEPS[where], signum=int(number), where=where, times=times, group=group)
-
-
-def stop_and_resume(
-    reference: Path, folder: Path, number: int, where: str, workers: int = 0, every: int = 5, **how
-) -> None:
-    options = [f"--trainer.default_root_dir={folder / 'run'}", f"--data.init_args.num_workers={workers}"]
-    options.append(f"--checkpoints.every_n_steps={every}")
-    stopped = forked(*FIT_WITH_EMA, *kill(number, where, **how), *options, cwd=folder)
-    assert stopped.returncode == CODES[number], stopped.stderr[-3000:]
-    assert "Traceback" not in stopped.stderr
-    assert stopped.ended - (folder / "signalled").stat().st_mtime < 5
-    assert newest(folder / "run").name == f"step_{STEPS[where]:08d}.ckpt"
-    good(forked(*FIT_WITH_EMA, "--ckpt_path=last", *options, cwd=folder))
-    assert_same(folder / "run", reference, left_out=STEPS[where] if where == "validation" else None)
 
 
 def assert_same(run: Path, reference: Path, left_out: int | None = None) -> None:
@@ -50,59 +30,47 @@ def assert_same(run: Path, reference: Path, left_out: int | None = None) -> None
         (TERM, "validation", 0, {"every": 1000}),  # saved there alone, after the last batch of an epoch
         (INT, "sanity", 0, {}),
         (HUP, "train", 2, {"group": True}),
-        (TERM, "validation", 2, {"times": 2, "group": True}),
+        (USR1, "validation", 2, {"times": 2, "group": True}),
     ],
 )
-def test_a_signal_saves_and_resumes(reference_with_ema, tmp_path, number, where, workers, how):
-    stop_and_resume(reference_with_ema, tmp_path, number, where, workers, **how)
+def test_a_signal_saves_and_resumes(reference, tmp_path, number, where, workers, how):
+    how, run = {"every": 5, **how}, tmp_path / "run"
+    options = [f"--trainer.default_root_dir={run}", f"--data.init_args.num_workers={workers}"]
+    options.append(f"--checkpoints.every_n_steps={how.pop('every')}")
+    stopped = forked(
+        *FIT, *callback("KillAt", step=STEPS[where], signum=int(number), where=where, **how), *options, cwd=tmp_path
+    )
+    assert stopped.returncode == CODES[number], stopped.stderr[-3000:]
+    assert "Traceback" not in stopped.stderr
+    assert stopped.ended - (tmp_path / "signalled").stat().st_mtime < 5
+    assert newest(run).name == f"step_{STEPS[where]:08d}.ckpt"
+    good(forked(*FIT, "--ckpt_path=last", *options, cwd=tmp_path))
+    assert_same(run, reference, left_out=STEPS[where] if where == "validation" else None)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("group", [False, True])
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(("number", "where"), itertools.product(CODES, STEPS))
-def test_every_signal_everywhere(reference_with_ema, tmp_path, number, where, workers, group):
-    stop_and_resume(reference_with_ema, tmp_path, number, where, workers, group=group)
-
-
-def test_ctrl_c_twice_leaves_at_once_and_costs_the_steps_since_the_last_save(reference_with_ema, tmp_path):
-    root = f"--trainer.default_root_dir={tmp_path / 'run'}"
-    stopped = forked(*FIT_WITH_EMA, *kill(INT, "train", times=2), root, cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("step", "where", "saved", "end"),
+    [(13, "train", 10, []), (60, "validation", 55, ["--trainer.max_steps=-1", "--trainer.max_epochs=3"])],
+)
+def test_ctrl_c_twice_costs_the_steps_since_the_last_save(reference, tmp_path, step, where, saved, end):
+    run = tmp_path / "run"
+    args = [*FIT, *end, f"--trainer.default_root_dir={run}"]
+    twice = callback("KillAt", step=step, signum=int(INT), where=where, times=2)
+    stopped = forked(*args, *twice, cwd=tmp_path)
     assert stopped.returncode == 130, stopped.stderr[-3000:]
     assert "Traceback" not in stopped.stderr
-    assert newest(tmp_path / "run").name == "step_00000010.ckpt"
-    good(forked(*FIT_WITH_EMA, "--ckpt_path=last", root, cwd=tmp_path))
-    assert_same(tmp_path / "run", reference_with_ema)
+    assert newest(run).name == f"step_{saved:08d}.ckpt"
+    assert len(record(run)) < len(record(reference))
+    good(forked(*args, "--ckpt_path=last", cwd=tmp_path))
+    assert_same(run, reference)
 
 
 def test_a_real_process_ignores_a_hang_up_like_nohup_and_leaves_with_the_signals_code(tmp_path):
-    both = [*kill(HUP, "train"), *callback("KillAt", step=30, signum=int(TERM))]
+    both = [*callback("KillAt", step=13, signum=int(HUP)), *callback("KillAt", step=30, signum=int(TERM))]
     before = signal.signal(HUP, signal.SIG_IGN)
     try:
-        stopped = zoo(*FIT_WITH_EMA, *both, f"--trainer.default_root_dir={tmp_path / 'run'}", cwd=tmp_path)
+        stopped = zoo(*FIT, *both, f"--trainer.default_root_dir={tmp_path / 'run'}", cwd=tmp_path)
     finally:
         signal.signal(HUP, before)
     assert stopped.returncode == 143, stopped.stderr[-3000:]
     assert newest(tmp_path / "run").name == "step_00000030.ckpt"
-
-
-@pytest.fixture(scope="module")
-def reference_with_bests(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bests")
-    good(forked(*FIT_WITH_EMA, "--checkpoints.save_best=9", f"--trainer.default_root_dir={folder / 'run'}", cwd=folder))
-    return folder / "run"
-
-
-def test_ctrl_c_twice_in_the_last_validation_costs_the_steps_since_the_last_save(reference_with_bests, tmp_path):
-    run = tmp_path / "run"
-    limit = ["--trainer.max_steps=-1", "--trainer.max_epochs=3"]
-    args = [*FIT_WITH_EMA, *limit, "--checkpoints.save_best=9", f"--trainer.default_root_dir={run}"]
-    twice = callback("KillAt", step=LAST, signum=int(INT), where="validation", times=2)
-    for resumed in ([], ["--ckpt_path=last"]):
-        stopped = forked(*args, *twice, *resumed, cwd=tmp_path)
-        assert stopped.returncode == 130, stopped.stderr[-3000:]
-        assert newest(run).name == f"step_{LAST - 5:08d}.ckpt"
-        assert len(record(run)) < len(record(reference_with_bests))
-        assert len(bests(run)) < len(bests(reference_with_bests))
-    good(forked(*args, "--ckpt_path=last", cwd=tmp_path))
-    assert_same(run, reference_with_bests)

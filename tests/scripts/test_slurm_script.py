@@ -41,13 +41,7 @@ def records(folder):
     return [path.read_text().strip() for path in folder.glob("slurm-7.*")]
 
 
-@pytest.mark.parametrize(
-    ("code", "requeued", "exit_code"),
-    [
-        (143, True, 0), (0, False, 0), (1, False, 1), (201, False, 1), (202, False, 2), (137, True, 0), (75, True, 0),
-        (138, True, 0), (130, False, 130), (10, False, 10),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("code", "requeued", "exit_code"), [(143, True, 0), (137, True, 0), (10, False, 10)])
 def test_what_was_stopped_or_lost_a_process_comes_back(tmp_path, code, requeued, exit_code):
     left, printed, output = submit(tmp_path, srun=f"exit {code}")
     assert (left, "requeue 7" in printed) == (exit_code, requeued), printed
@@ -55,7 +49,7 @@ def test_what_was_stopped_or_lost_a_process_comes_back(tmp_path, code, requeued,
     assert records(tmp_path) == (["1"] if requeued else [])
 
 
-@pytest.mark.parametrize("code", [0, 1, 2, 75, 130, 137, 143])
+@pytest.mark.parametrize("code", [0, 2, 75, 130, 137])
 def test_a_failure_stands_above_what_the_other_ranks_report(tmp_path, code):
     stand_in(tmp_path, "python", f"exit {code}")
     left, printed, _ = submit(tmp_path, srun=f"{RUN_TASK}; code=$?; exit $((code > 75 ? code : 75))")

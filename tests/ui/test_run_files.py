@@ -34,12 +34,10 @@ RuntimeError: CUDA error: out of memory
     ("console", "log", "reason"),
     [
         ("zoo: error: lower data.init_args.batch_size\n", "", "lower data.init_args.batch_size"),
-        (TRACEBACK, "", "RuntimeError: CUDA error: out of memory"),
         (TRACEBACK + "validation error: 0.3\n", "", "RuntimeError: CUDA error: out of memory"),
         (TRACEBACK + "zoo: error: too little memory\n", "", "too little memory"),
         ("validation error: 0.3\nloss error: 1\n", "", ""),
         ("", "x\nended by ValueError\nTraceback ...\nValueError: a value\n", "ValueError: a value"),
-        ("", "", ""),
     ],
 )
 def test_the_reason_is_the_error_and_no_line_that_mentions_one(

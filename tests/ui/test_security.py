@@ -73,7 +73,6 @@ REQUESTS: list[tuple[str, str, dict[str, str | None], bool, int]] = [
     ("GET", "/_nicegui/3.18.0/static/nicegui.js", {}, False, 401),
     ("POST", "/_zoo/upload", {}, False, 401),
     ("GET", "/", {"Host": "evil.example"}, True, 400),
-    ("GET", "/", {"Host": "127.0.0.1.evil.example"}, True, 400),
     ("GET", "/", {"Origin": "http://evil.example"}, True, 403),
     ("GET", "/?token={token}", {"Origin": "http://evil.example"}, False, 403),
     ("POST", "/_zoo/upload", {"Origin": "http://evil.example"}, True, 403),
@@ -83,8 +82,6 @@ REQUESTS: list[tuple[str, str, dict[str, str | None], bool, int]] = [
     ("GET", f"/_zoo/media/{RUN}/media/step_00000010/link.wav", {}, True, 404),
     ("GET", f"/_zoo/media/{RUN}/media/step_00000010/{'%2e%2e/' * 6}secret.wav", {}, True, 404),
     ("GET", f"/_zoo/media/{RUN}/config.yaml", {}, True, 404),
-    ("GET", f"/_zoo/media/{RUN}/media/step_00000010/tone%00.wav", {}, True, 404),
-    ("GET", f"/_zoo/media/{'a/' * 2000}tone.wav", {}, True, 404),
     ("GET", "/_zoo/results/%2e%2e/storage", {}, True, 404),
     ("GET", "/_zoo/results/0123456789abcdef/%2e%2e%2fuploads", {}, True, 404),
 ]
@@ -153,11 +150,8 @@ def test_uploads_get_harmless_names(server: Server, name: str, stored: str) -> N
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_large_uploads_are_refused(server: Server, chunked: bool) -> None:
-    body = (
-        b'--b\r\nContent-Disposition: form-data; name="files"; filename="a.wav"\r\n\r\n'
-        + bytes(2 * 2**20)
-        + b"\r\n--b--"
-    )
+    head = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a.wav"\r\n\r\n'
+    body = head + bytes(2 * 2**20) + b"\r\n--b--"
     content: Any = (body[start : start + 65536] for start in range(0, len(body), 65536)) if chunked else body
     headers = {"Content-Type": "multipart/form-data; boundary=b"}
     before = set(next(server.folder.glob("zoo-ui-*")).glob("uploads/*"))

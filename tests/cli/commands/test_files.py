@@ -44,11 +44,9 @@ def test_converts_and_prints_the_report(package, tmp_path, capsys):
     ("args", "message"),
     [
         (["convert", "nothing", "a.txt", "x"], "no system 'nothing'; systems: "),
-        (["convert", "hifigan", "no-such-file", "x"], "no-such-file: no such file or folder"),
         (["convert", "PACKAGE", "a.txt", "x", "--allow_partial=true"], "--allow_partial: the converter of"),
         (["convert-config", "PACKAGE", "none.json"], "none.json: no such file"),
         (["convert-config", "miipher", "a.txt"], "a.txt"),
-        (["convert", "blocks", "a.txt", "x"], "no system 'blocks'"),
     ],
 )
 def test_errors_are_one_line(package, tmp_path, capsys, args, message):

@@ -8,12 +8,7 @@ from zoo.audio.evaluation.summary import MetricColumn
 
 
 def test_gains_are_of_equal_clips_and_positive_where_better() -> None:
-    values = {
-        "degraded": (1.0, 3.0),
-        "restored": (2.0, 3.0),
-        "DeepFilterNet3": (2.0, 1.0),
-        "clean features": (4.0, 4.0),
-    }
+    values = {"degraded": (1, 3), "restored": (2, 3), "DeepFilterNet3": (2, 1), "clean features": (4, 4)}
     names = "dnsmos_ovr", "pesq_wb", "stoi", "wer"
     rows = [
         {"name": f"{condition}/{clip}", "system": system, **dict.fromkeys(names, value), "words": 1.0}

@@ -4,18 +4,15 @@ from typing import Any
 
 import pytest
 
-from zoo.common.configs import load_recipe, merge
-from zoo.common.systems import recipe_paths
+from zoo.common.configs import merge
 from zoo.ui.tabs.config_edits import (
     ConfigEdits,
     as_text,
     equal_values,
     expand_key,
     find_key_in_message,
-    flatten,
     flatten_values,
     read_value,
-    set_value,
 )
 
 EMA = {"class_path": "zoo.training.EMA", "init_args": {"decay": 0.99, "modules": ["net"]}}
@@ -37,9 +34,7 @@ def merged(edits: ConfigEdits) -> dict[str, Any]:
     ("key", "value", "changes"),
     [
         ("seed_everything", 2, {"seed_everything": 2}),
-        ("data.init_args.batch_size", 9, {"data": {"init_args": {"batch_size": 9}}}),
         ("data.init_args.root", "data", {"data": {"init_args": {"root": "data"}}}),
-        ("model.init_args.weights.g/mel", 30, {"model": {"init_args": {"weights": {"g/mel": 30}}}}),
         ("model.init_args.weights.new", 1, {"model": {"init_args": {"weights": {"new": 1}}}}),
         ("wandb.project", "zoo", {"wandb": {"project": "zoo"}}),
     ],
@@ -100,10 +95,8 @@ def test_switches_add_and_remove_callbacks(switch_off: Any) -> None:
     assert values["trainer.callbacks.LossGuard.init_args.factor"] == 3.0 and values["loss_guard"]
     assert values["trainer.callbacks.EarlyStopping.init_args.monitor"] == "val/x"
     assert values["trainer.callbacks.EarlyStopping.init_args.mode"] == "max"
-    edits.edit("checkpoints", {"monitor": "val/y", "mode": "min"})
-    values = merged(edits)
-    assert values["trainer.callbacks.EarlyStopping.init_args.monitor"] == "val/y"
-    assert values["trainer.callbacks.EarlyStopping.init_args.mode"] == "min"
+    edits.edit("checkpoints.monitor", "val/y")
+    assert merged(edits)["trainer.callbacks.EarlyStopping.init_args.monitor"] == "val/y"
     edits.reset("checkpoints")
     assert values["trainer.callbacks.EMA.init_args.decay"] == 0.99
     switch_off(edits)
@@ -122,23 +115,11 @@ def test_a_problem_stops_the_start_until_it_is_mended() -> None:
     assert edits.to_changes()
 
 
-@pytest.mark.parametrize(
-    ("message", "key"),
-    [
-        ("data.init_args.batch_size is 0; expected", "data.init_args.batch_size"),
-        ("recipe.yaml: trainer.max_steps: expected int", "trainer.max_steps"),
-        ("model.init_args.weights.g/mel: expected float", "model.init_args.weights.g/mel"),
-        ("trainer.max_steps_of_all is wrong", None),
-    ],
-)
-def test_a_message_belongs_to_the_key_that_it_names(message: str, key: str | None) -> None:
-    keys = [
-        "data.init_args.batch_size",
-        "trainer.max_steps",
-        "model.init_args.weights",
-        "model.init_args.weights.g/mel",
-    ]
-    assert find_key_in_message(message, keys) == key
+def test_a_message_belongs_to_the_longest_key_that_it_names() -> None:
+    keys = ["trainer.max_steps", "model.init_args.weights", "model.init_args.weights.g/mel"]
+    assert find_key_in_message("recipe.yaml: trainer.max_steps: expected int", keys) == "trainer.max_steps"
+    assert find_key_in_message("model.init_args.weights.g/mel: expected float", keys) == keys[2]
+    assert find_key_in_message("trainer.max_steps_of_all is wrong", keys) is None
 
 
 @pytest.mark.parametrize(
@@ -157,23 +138,9 @@ def test_texts_that_users_write() -> None:
     assert equal_values(1, 1.0) and not equal_values(1, True)
 
 
-@pytest.mark.parametrize("name", ["hifigan/smoke", "ci_llm/smoke"])
-def test_every_value_of_a_recipe_can_be_set_by_its_key(name: str) -> None:
-    config = load_recipe(recipe_paths()[name])
-    for key, value in flatten(config).items():
-        set_value(config, key, value)
-    assert config == load_recipe(recipe_paths()[name])
-
-
-@pytest.mark.parametrize(
-    ("key", "full"),
-    [
-        ("seed_everything", "seed_everything"),
-        ("data.batch_size", "data.init_args.batch_size"),
-        ("data.init_args.batch_size", "data.init_args.batch_size"),
-        ("model.class_path", "model.class_path"),
-        ("trainer.callbacks.EMA-2.decay", "trainer.callbacks.EMA-2.init_args.decay"),
-    ],
-)
-def test_a_short_key_is_expanded(key: str, full: str) -> None:
-    assert expand_key(key, flatten_values(CONFIG)) == full
+def test_a_short_key_is_expanded() -> None:
+    values = flatten_values(CONFIG)
+    assert expand_key("data.batch_size", values) == "data.init_args.batch_size"
+    for key in ("seed_everything", "data.init_args.batch_size", "model.class_path"):
+        assert expand_key(key, values) == key
+    assert expand_key("trainer.callbacks.EMA-2.decay", values) == "trainer.callbacks.EMA-2.init_args.decay"
