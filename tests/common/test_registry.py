@@ -1,3 +1,4 @@
+import importlib
 import inspect
 import sys
 from pathlib import Path
@@ -10,6 +11,17 @@ from zoo.common.build import build
 from zoo.miipher.data.datamodule import DegradationOptions
 
 
+@pytest.mark.parametrize("package", registry.PACKAGES)
+def test_every_public_name_is_a_class_of_its_package(package: str) -> None:
+    names = registry.component_names(package)
+    assert names
+    for name in names:
+        cls = registry.get_class(name)
+        assert cls.__module__.startswith(f"{package}.")
+        assert registry.public_name(cls) == name
+        assert getattr(importlib.import_module(package), cls.__name__) is cls
+
+
 @pytest.mark.parametrize("package", registry.EXTERNAL_CLASSES)
 def test_lists_of_other_projects_name_classes_that_exist(package: str) -> None:
     optional = {"CometLogger", "NeptuneLogger"}
@@ -18,17 +30,18 @@ def test_lists_of_other_projects_name_classes_that_exist(package: str) -> None:
             assert isinstance(registry.get_class(f"{package}.{name}"), type)
 
 
-# tests/faults/test_component_names.py looks up every path that a module of the zoo, Lightning or torch.nn leads to
-@pytest.mark.parametrize("name", ["os.system", "UNet", "", ".", "zoo..UNet", "zoo.flow.UNet "])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("os.system", "zoo.flow", "zoo.flow.UNet.load_state_dict", "zoo.flow._UNet", "torch.nn.functional.relu"),
+        *("lightning.pytorch.callbacks.LambdaCallback", "UNet", "", ".", "zoo..UNet", "zoo.flow.UNet "),
+        "torch.optim.lr_scheduler.ReduceLROnPlateau",  # our tasks step it without a value
+    ],
+)
 def test_refuses_in_one_line(name: str) -> None:
     with pytest.raises(ValueError) as error:
         registry.get_class(name)
     assert "\n" not in str(error.value)
-
-
-def test_a_schedule_that_needs_a_value_is_refused() -> None:
-    with pytest.raises(ValueError):
-        registry.get_class("torch.optim.lr_scheduler.ReduceLROnPlateau")  # our tasks step it without one
 
 
 def test_a_typo_is_answered_with_the_nearest_name() -> None:
@@ -45,6 +58,21 @@ def test_a_slot_takes_its_base_class_only() -> None:
         build({"class_path": "zoo.flow.Sampler", "init_args": {"net": path}})
     with pytest.raises(ValueError, match="expected a plain value"):  # n_mels: int
         build({"class_path": "zoo.audio.LogMel", "init_args": {"n_mels": path}})
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"class_path": ["zoo.flow.UNet"]}, "expected the name of a class"),
+        ({"class_path": "zoo.flow.AffinePath"}, "is a base class"),
+        ({"class_path": "zoo.audio.LogMel", "init_args": [1]}, "init_args are a mapping"),
+        ({"class_path": "zoo.audio.LogMel", "init_args": {3: 1}}, "init_args are a mapping"),
+        ({"class_path": "zoo.audio.LogMel", "init_args": {"n_mel": 1}}, "cannot be built"),
+    ],
+)
+def test_refuses_odd_descriptions(spec: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(spec)
 
 
 def test_components_are_built_at_any_depth() -> None:
