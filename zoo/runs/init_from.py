@@ -55,7 +55,9 @@ def init_from(
     model_state = model.state_dict()
     backbones = frozen.frozen_modules({"": model})
     source_state: State = {}
-    for path in [paths] if isinstance(paths, Path) else paths:
+    paths = [paths] if isinstance(paths, Path) else paths
+    named = ", ".join(map(str, paths))
+    for path in paths:
         source_state |= _read_source(path, model, model_state, backbones, source_state)
     optional = frozen.frozen_keys(backbones) - source_state.keys()
     report: dict[str, Counter[str]] = {}
@@ -67,14 +69,14 @@ def init_from(
         required = counts["matched"] + counts["mismatched"] + counts["missing"]
         if sum(counts.values()) > counts["missing"] and counts["matched"] < min_matched * required:
             raise ValueError(
-                f"init_from {paths}: only {counts['matched']} of the {component}'s tensors match ({dict(counts)}); "
+                f"init_from {named}: only {counts['matched']} of the {component}'s tensors match ({dict(counts)}); "
                 f"at least {min_matched:.0%} must (init_from_min_matched)"
             )
     matching = {key: source_state[key] for key in model_state if _compare(key, model_state, source_state) == "matched"}
     used = {id(value) for value in matching.values()}  # a file may give one tensor two names
     if unused := [key for key, value in source_state.items() if id(value) not in used]:
         names = f"{', '.join(unused[:_MAX_NAMES])}{', …' if len(unused) > _MAX_NAMES else ''}"
-        log.warning("init_from %s: %d tensors are not used: %s", paths, len(unused), names)
+        log.warning("init_from %s: %d tensors are not used: %s", named, len(unused), names)
     model.load_state_dict(matching, strict=False)
     return report
 

@@ -42,7 +42,7 @@ def spread_ratio(real: Tensor, real_labels: Sequence[int], fake: Tensor, fake_la
 
 def nearest_distances(points: Tensor, others: Tensor) -> Tensor:
     """Euclidean distance (N,), float64, of each point (N, D) to the nearest of others (M, D); exactly 0 for a copy."""
-    points, others = distances.checked_pair(points, others, 1)
+    points, others = distances.checked_pair(points, others)
     squares = others.square().sum(dim=1)
     nearest_of_rows = []
     for rows in points.split(max(1, _PAIRS // len(others))):

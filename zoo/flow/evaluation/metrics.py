@@ -51,17 +51,17 @@ def frechet_distance(real: Tensor | Moments, fake: Tensor | Moments) -> float:
 
 def chamfer(first: Tensor, second: Tensor) -> float:
     """Chamfer distance as the assignment counts it: squared distances to the nearest other point, summed both ways."""
-    first, second = checked_pair(first, second, 1)
+    first, second = checked_pair(first, second)
     distances = _squared_distances(first, second)
     return float(distances.min(dim=1).values.sum() + distances.min(dim=0).values.sum())
 
 
-def checked_pair(real: Tensor, fake: Tensor, least: int) -> tuple[Tensor, Tensor]:
+def checked_pair(real: Tensor, fake: Tensor) -> tuple[Tensor, Tensor]:
     """Both sets in float64 on the CPU, checked."""
     if real.dim() != 2 or fake.dim() != 2 or real.shape[1] != fake.shape[1]:
         raise ValueError(f"expected two sets (N, D) of one width, found {tuple(real.shape)} and {tuple(fake.shape)}")
-    if min(len(real), len(fake)) < least:
-        raise ValueError(f"expected at least {least} rows in each set, found {len(real)} and {len(fake)}")
+    if not len(real) or not len(fake):
+        raise ValueError(f"expected rows in each set, found {len(real)} and {len(fake)}")
     return real.detach().to("cpu", torch.float64), fake.detach().to("cpu", torch.float64)
 
 

@@ -29,7 +29,7 @@ def match_pairs(x0: Tensor, x1: Tensor) -> Tensor:
 
 
 def match_within_classes(x0: Tensor, x1: Tensor, label: Tensor) -> Tensor:
-    """Pair noise and data (B, ...) by `assign`, each class of labels (B,) for itself.
+    """Pair noise and data (B, ...) by `match_pairs`, each class of labels (B,) for itself.
 
     Across classes a class would get the noise nearest to it, and noise drawn in sampling is not of that kind.
 
