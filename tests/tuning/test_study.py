@@ -162,7 +162,7 @@ def test_failures_end_the_study(tmp_path: Path) -> None:
 
 def test_a_stopped_trial_is_continued_at_once(tmp_path: Path) -> None:
     tune = ["tune", "flow/smoke", "--search", f"{LR}=log(1e-5, 1e-2)", "--trials", "1", "--output", "study"]
-    process = start([*tune, "--trainer.max_steps", "200"], tmp_path)
+    process = start([*tune, "--trainer.max_steps", "100", "--samples.enabled", "false"], tmp_path)
     wait_for(lambda: list(tmp_path.glob("study/trial_0000/step_*.ckpt")))
     process.terminate()
     assert process.wait(60) == 143, (tmp_path / "started.log").read_text()
