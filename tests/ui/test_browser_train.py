@@ -1,6 +1,8 @@
 """Every tab of an empty page, and the tab Train: edited, started, stopped; what is shown at the press is trained."""
 
+import random
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -11,11 +13,14 @@ pytest.importorskip("nicegui", reason="needs the extra `ui`")
 from tests.ui.browser import PATIENCE, check_layout, open_page, pick
 from tests.ui.serving import Server
 from zoo.common.configs import load_yaml
-from zoo.common.systems import first_comment, recipe_root
+from zoo.common.systems import first_comment, list_systems, recipe_root
+from zoo.ui.processes.training_queue import read_record
 from zoo.ui.tabs.config_edits import equal_values, flatten_values, read_value
 from zoo.ui.tabs.config_form import CONTROLS
 
 pytestmark = pytest.mark.browser
+# the largest that every smoke recipe takes; the first stage of compressed_ad's has three steps
+NUMBERS = {"Steps": 1, "Batch size": 4, "Log interval": 50, "Seed": 99, "Checkpoint interval": 99, "Warm-up steps": 2}
 READY = ".train-buttons:not([inert]) button:not([disabled])"
 # What the page shows, read in the moment of the press.
 PRESS = """() => {
@@ -46,26 +51,13 @@ def run_names(server: Server) -> set[str]:
     return {str(path.parent.relative_to(runs)) for path in runs.glob("*/*/*/process.json")}
 
 
-def wait_for_run(page: Any, server: Server) -> str:
+def wait_for_run(page: Any, server: Server, before: set[str]) -> str:
     end = time.monotonic() + PATIENCE / 1000
-    while not (names := run_names(server)):
+    while not (new := run_names(server) - before):
         assert time.monotonic() < end, page.locator(".train").inner_text()
         page.wait_for_timeout(100)
-    (run,) = names
+    (run,) = new
     return run
-
-
-def check_run(run: str, config: dict[str, Any], displayed: dict[str, str]) -> None:
-    """A run's config is what the form has shown."""
-    assert [displayed["System"].partition(" ")[0], displayed["Recipe"]] == run.split("/")[:2]
-    values = flatten_values(config)
-    controls = {control.label: control.find_key(values) for control in CONTROLS}
-    compared = {label: key for label, key in controls.items() if key is not None and label in displayed}
-    assert len(compared) > 10
-    for label, key in compared.items():
-        if not isinstance(values[key], bool):
-            expected = None if displayed[label] == "not set" else read_value(displayed[label])
-            assert equal_values(values[key], expected), (label, values[key], displayed[label])
 
 
 def test_an_empty_page_states_what_to_do(server: Server, browser: Any) -> None:
@@ -106,16 +98,14 @@ def test_a_recipe_is_edited_started_and_stopped(server: Server, browser: Any) ->
     page.get_by_role("listbox").wait_for(state="hidden", timeout=5000)
     page.get_by_text("Every key and value is valid.").wait_for()
     check_layout(page, "train")
-    pressed = page.evaluate(PRESS)
-    assert pressed["ready"], pressed
-    run = wait_for_run(page, server)
+    page.get_by_role("button", name="Start training").click()
+    run = wait_for_run(page, server, set())
     folder = server.folder / "runs" / run
     page.get_by_role("button", name="Stop", exact=True).wait_for()
     page.get_by_text("of 100000").wait_for()
     while not list(folder.glob("metrics.csv")):
         page.wait_for_timeout(200)
     config = load_yaml((folder / "config.yaml").read_text())
-    check_run(run, config, pressed["shown"])
     assert config["wandb"]["project"] == "trainer" and config["model"]["init_args"]["loss_weights"]["g/mel"] == 30
     assert config["data"]["init_args"]["batch_size"] == 2
     page.get_by_role("tab", name="Train").click()
@@ -151,3 +141,65 @@ def test_a_form_takes_no_press_once_another_is_chosen(server: Server, browser: A
         assert not early["ready"]
         wait_for_form(page, "flow/smoke")
     assert run_names(server) == set() and problems == []
+
+
+def check_run(server: Server, run: str, displayed: dict[str, str]) -> None:
+    """A run's config is what the form has shown."""
+    system, recipe, _ = run.split("/")
+    assert (displayed["System"].partition(" ")[0], displayed["Recipe"]) == (system, recipe)
+    file, end = server.folder / "runs" / run / "config.yaml", time.monotonic() + PATIENCE / 1000
+    while not file.is_file():
+        assert time.monotonic() < end, (file.parent / "console.log").read_text()
+        time.sleep(0.2)
+    text = file.read_text()
+    assert f"# recipe: {system}/{recipe}\n" in text
+    values = flatten_values(load_yaml(text))
+    controls = {control.label: control.find_key(values) for control in CONTROLS}
+    compared = {label: key for label, key in controls.items() if key is not None and label in displayed}
+    assert len(compared) > 10
+    for label, key in compared.items():
+        if isinstance(values[key], bool):
+            continue
+        expected = None if displayed[label] == "not set" else read_value(displayed[label])
+        assert equal_values(values[key], expected), (run, label, values[key], displayed[label])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_twenty_starts_of_random_recipes_with_random_edits(server: Server, browser: Any) -> None:
+    problems: list[str] = []
+    page = open_page(browser, server, problems)
+    print(f"seed {(seed := int(time.time()))}")
+    rng = random.Random(seed)
+    recipes = [path for system in list_systems() for path in system.recipes if path.stem.startswith("smoke")]
+    runs: dict[str, dict[str, str]] = {}
+    for _ in range(20):
+        recipe: Path = rng.choice(recipes)
+        page.get_by_role("tab", name="Train").click()
+        page.locator(READY).first.wait_for()
+        pick(page, "System", recipe.parent.name)
+        page.locator(READY).first.wait_for()
+        pick(page, "Recipe", recipe.stem)
+        wait_for_form(page, f"{recipe.parent.name}/{recipe.stem}")
+        for label in ["Steps", *rng.sample(list(NUMBERS)[1:], 2)]:
+            if page.get_by_label(label, exact=True).count():
+                if not page.get_by_label(label, exact=True).is_visible():
+                    page.get_by_role("button", name="Intervals").click()
+                write(page, label, str(rng.randint(1, NUMBERS[label])))
+        page.wait_for_timeout(rng.choice([0, 1500]))  # before and after the parser has answered
+        pressed = page.evaluate(PRESS)
+        assert pressed["ready"], pressed
+        page.locator('[role=tab][aria-selected=true]:has-text("Watch")').wait_for()
+        field = page.get_by_role("combobox", name="Run", exact=True)
+        while (run := field.input_value().partition(" ")[0]) in ("", *runs):
+            page.wait_for_timeout(50)
+        runs[run] = pressed["shown"]
+    for run, displayed in runs.items():
+        check_run(server, run, displayed)
+    end = time.monotonic() + 600
+    for run in runs:
+        while (record := read_record(server.folder / "runs" / run)) is None or record.exit_code is None:
+            assert time.monotonic() < end
+            time.sleep(1)
+        assert record.exit_code == 0, (run, (server.folder / "runs" / run / "console.log").read_text())
+    assert problems == []
