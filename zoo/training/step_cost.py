@@ -23,7 +23,7 @@ class StepCost(L.Callback):
     autograd saves for the backward pass, without the weights, at their peak within one step.
     """
 
-    def __init__(self, steps: int, batches_per_step: int = 1) -> None:
+    def __init__(self, steps: int, batches_per_step: int) -> None:
         self.batches = steps * batches_per_step
         self.batches_per_step = batches_per_step
         self.state_bytes = self.activation_bytes = 0
@@ -62,7 +62,7 @@ class StepCost(L.Callback):
         trainer.should_stop = True
 
     def _median_of_steps(self, seconds: list[float]) -> float:
-        """Return the median of so many batches in a row as make a step; the optimizer steps once in each such row."""
+        """Return the median of a step: of sums over its number of batches, each of which has one update."""
         steps = range(WARM_UP_BATCHES, WARM_UP_BATCHES + self.batches, self.batches_per_step)
         return statistics.median(sum(seconds[first : first + self.batches_per_step]) for first in steps)
 
