@@ -23,7 +23,7 @@ def train(case, rank, world, folder, **arguments):
     made = task(
         crowd_parts.crowd(checkpointing=case == "plain", **mode),
         diversity=term,
-        optimizer=partial(torch.optim.SGD, lr=2.0),
+        optimizer=partial(torch.optim.SGD, lr=0.5),
     )
     numbers = range(rank, BATCH, world)
     if case == "gathered" and world == 2:  # ranks may have different numbers of texts

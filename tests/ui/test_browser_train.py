@@ -32,6 +32,14 @@ PRESS = """() => {
     if (ready) start.click();
     return {ready, shown};
 }"""
+# Types into a field in the moment it appears.
+TYPE_AT_ONCE = """([label, text]) => new MutationObserver((changes, observer) => {
+    const field = document.querySelector(`input[aria-label="${label}"]`);
+    if (!field) return;
+    observer.disconnect();
+    field.value = text;
+    field.dispatchEvent(new Event('input'));
+}).observe(document.body, {subtree: true, childList: true})"""
 
 
 def wait_for_form(page: Any, recipe: str) -> None:
@@ -90,8 +98,9 @@ def test_a_recipe_is_edited_started_and_stopped(server: Server, browser: Any) ->
     page.get_by_role("button", name="Every key").click()
     keys = page.get_by_label("Search keys")
     keys.fill("wandb.proj")
+    page.evaluate(TYPE_AT_ONCE, ["wandb.project (YAML)", "trainer"])  # the name of a folder, and no path
     page.get_by_role("option", name="wandb.project", exact=True).click()
-    page.get_by_label("wandb.project (YAML)").fill("trainer")  # the name of a folder, and no path
+    page.locator(".train-differences").get_by_text("trainer", exact=True).wait_for()
     keys.fill("model.loss_weights.g/mel=30")
     page.keyboard.press("Enter")
     page.locator(".train-differences").get_by_text("g/mel").wait_for()

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from nicegui import ui
 
 from zoo.ui.tabs.config_edits import (
-    ABSENT,
     SWITCHES,
     ConfigEdits,
     as_text,
@@ -96,30 +95,31 @@ class KeyWidget:
     def __init__(self, form: ConfigForm, key: str, control: Control) -> None:
         self.form, self.key, self.info = form, key, control.info
         self.is_path = bool(control.group) and key in (ROOT_KEY, WEIGHTS_KEY)
-        self._value: Any = ABSENT  # that the element shows
         self._refreshing = False
         value, described = form.edits.values[key], form.describe(key)
+        self._value = value  # that the element shows
         choices = [*control.choices, *(described.get("choices") or ()), *form.choices.get(key, ())]
         self._values: dict[str, Any] = {}  # of a list, by their texts
         with ui.element().classes("train-field") as self.box:
+            # made with its value: one set afterwards would replace what is typed by then
             if isinstance(value, bool):
-                self.element: Any = ui.switch(control.label, on_change=self._change)
+                self.element: Any = ui.switch(control.label, value=value, on_change=self._change)
                 self.hint = ui.label().classes("zoo-small")
             elif choices and control.group:
                 self.element = ui.select(
-                    [], label=control.label, on_change=self._change, with_input=key in form.choices,
+                    self._add_options([form.edits.recipe_values.get(key), *choices, value]), label=control.label,
+                    value=as_text(value), on_change=self._change, with_input=key in form.choices,
                     new_value_mode="add-unique" if key in form.choices else None,
                 )  # fmt: skip
-                self._add_options([form.edits.recipe_values.get(key), *choices])
             else:
-                self.element = ui.input(control.label, on_change=self._change)
+                self.element = ui.input(control.label, value=as_text(value), on_change=self._change)
             if not isinstance(value, bool):
                 self.element.props("outlined dense").without_auto_validation()
         self.refresh()
 
-    def _add_options(self, values: Iterable[Any]) -> None:
+    def _add_options(self, values: Iterable[Any]) -> dict[str, str]:
         self._values |= {as_text(each): each for each in values}
-        self.element.set_options({text: "not set" if text == "null" else text for text in self._values})
+        return {text: "not set" if text == "null" else text for text in self._values}
 
     def refresh(self) -> None:
         """Show the value, its help and its problem; a text that means the value stays as it was typed."""
@@ -137,7 +137,7 @@ class KeyWidget:
         if problem is None and not equal_values(value, self._value):
             self._value, self._refreshing = value, True
             if isinstance(self.element, ui.select):
-                self._add_options([value])
+                self.element.set_options(self._add_options([value]))
             self.element.set_value(value if isinstance(value, bool) else as_text(value))
             self._refreshing = False
 
