@@ -80,6 +80,9 @@ def test_the_value_of_the_recipe_is_no_edit_and_the_newest_edit_wins() -> None:
         edits.edit("model.init_args.weights", {})
     edits.edit("data.init_args.batch_size", 8)  # what another edit has changed is set back
     assert edits.to_changes()["data"] == {"init_args": {"batch_size": 8}}
+    again = ConfigEdits(CONFIG)
+    again.edit_all({"data.init_args.batch_size": 8, **edits.edits})  # in whatever order
+    assert again.edits == edits.edits
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,13 @@ class ConfigEdits:
                 edits[each] = item
         self._use(edits, key)
 
+    def edit_all(self, values: Mapping[str, Any]) -> None:
+        """Edit keys, those with the recipe's value last: they are edits beside others only."""
+        recipe = self.recipe_values
+        same = {key for key in values if key not in SWITCHES and equal_values(values[key], recipe.get(key, ABSENT))}
+        for key in sorted(values, key=same.__contains__):
+            self.edit(key, values[key])
+
     def reset(self, key: str) -> None:
         """Return to the recipe's value, or what follows from the other edits."""
         self._use(self._edits_without(key), key)

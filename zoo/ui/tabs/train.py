@@ -107,8 +107,7 @@ class TrainTab:
         try:
             parsed = await self.app.parser.parse(self._files, {})
             edits = ConfigEdits(parsed.config)
-            for key, value in self._requested.items():
-                edits.edit(key, value)
+            edits.edit_all(self._requested)
         except (ValueError, OSError) as error:
             if self._is_current(revision):
                 self.status.show("bad", " ".join(str(error).split()))
