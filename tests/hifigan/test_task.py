@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from zoo.audio.analysis.mel import LogMel
+from zoo.audio.analysis.spectral import MultiScaleMel
 from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator
 from zoo.hifigan.nets.generator import Generator
@@ -42,6 +43,7 @@ def test_generates_from_the_mel_of_the_audio_or_from_given_features() -> None:
     [
         ({"hop_length": 32, "n_fft": 256}, {}, "'hop_length': 64"),
         ({}, {"sample_rate": 22050}, "the audio's is 22050"),
+        ({}, {"multi_mel": MultiScaleMel(16000)}, "multi_mel.*8000"),
         ({}, {"generator": MagnitudeVocos(8, 64, 1, 256)}, "MagnitudeVocos needs discriminators: {}"),
     ],
 )

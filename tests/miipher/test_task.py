@@ -119,6 +119,7 @@ def test_wrong_arguments_are_refused():
         ("mae, mse, sc", lambda: AdapterTask(cleaner(), SGD, {"mae": 1.0})),
         ("22050 Hz need 441", lambda: vocoder_task(backbone(), generator=generator(last_rate=2))),
         ("least_squares", lambda: vocoder_task(backbone(), least_squares=1)),
+        ("does not pad", lambda: vocoder_task(backbone(pad=False))),
         ("a hop that divides", lambda: BackboneTask(backbone(), LogMel(16000, 512, 128, 512, 20, 0.0, 8000.0), SGD)),
     ):
         with pytest.raises(ValueError, match=match):
@@ -165,3 +166,6 @@ def test_the_shortcut_is_solved_for_before_the_first_batch(tmp_path):
     task = VocoderTask(backbone("mel_hubert"), start(), least_squares=2, **arguments)
     with pytest.raises(ValueError, match="shards the weights"):
         trainer(tmp_path, strategy=sharding, **runs).fit(task, data)
+    for rate, frame_rate, message in ((24000, 25, "frames of .640, 960."), (16000, 50, "data.sample_rate is 16000")):
+        with pytest.raises(ValueError, match=message):
+            trainer(tmp_path, **runs).fit(task, VocoderSegments(rate, frame_rate=frame_rate))

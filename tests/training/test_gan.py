@@ -128,6 +128,8 @@ class TwoTerms(Task):
         (TwoTerms, "g/l2"),
         (lambda: GANTask(nn.BatchNorm1d(1), {}, SGD, SGD, {"g/l1": 1.0}, step=GANStep(accumulate=2)), "batch norm"),
         (lambda: fit(Task(scheduler_g=functools.partial(WarmupCosine, warmup_steps=2))), "scheduler_interval to step"),
+        (lambda: fit(Task(scheduler_d=torch.optim.lr_scheduler.ReduceLROnPlateau)), "zoo.training.Plateau"),
+        (lambda: GANStep(clip_g=0), "clip_g is positive"),
         (lambda: Task(step=GANStep(discriminator_start=3), loss_weights=WEIGHTS | {"g/l1": 0}), "discriminator_start"),
         (lambda: GANTask(nn.Linear(1, 1), {"generator": Toy(1)}, SGD, SGD, {}), "'generator'"),
         (lambda: split_batch({"names": ["a"]}, 2), "accumulate"),

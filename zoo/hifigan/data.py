@@ -29,7 +29,7 @@ from zoo.audio.corpora.corpus import (
     split_last_recordings,
     without_suffix,
 )
-from zoo.common.checks import find_data_folder
+from zoo.common.checks import check_positive, find_data_folder
 from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.training.datamodule import ZooDataModule
 from zoo.training.resume import Key, item_seed
@@ -134,7 +134,8 @@ class Crops(_ClipSet):
         segment_frames = self.segment_samples // hop
         generator = torch.Generator().manual_seed(item_seed(self.seed, epoch, item))
         start = int(torch.randint(max(frames - segment_frames, 0) + 1, (1,), generator=generator))
-        audio = read_normalized(self.corpus, index, features is None, start * hop, segment_frames * hop)
+        samples = min(segment_frames, frames) * hop
+        audio = read_normalized(self.corpus, index, features is None, start * hop, samples)
         crop = {"audio": torch.nn.functional.pad(audio, (0, segment_frames * hop - len(audio)))}
         if features is not None:
             values = torch.from_numpy(read_frames(features.paths[index], start, start + min(segment_frames, frames)))
@@ -189,6 +190,7 @@ class VocoderData(ZooDataModule):
         seed: int = 1234,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers, seed=seed)
+        check_positive(**{"segment_samples": segment_samples, "split.seconds": split.seconds})
         hop = features.hop_samples
         if features.folder is not None and segment_samples % hop:
             raise ValueError(

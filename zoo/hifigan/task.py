@@ -33,7 +33,8 @@ class HiFiGANTask(GANTask):
         optimizer_d: of all discriminators together, in their order.
         loss_mel: front end of the reconstruction loss (f_max null in the paper).
         mel: front end of the conditioning, part of inference; null when the data brings the features. With
-            `EncodecFeatures` every training batch has a random one of the bandwidths, and validation the largest.
+            `EncodecFeatures` every training batch, or part of one with `step.accumulate`, has a random one of the
+            bandwidths, and validation the largest.
         sample_rate: of the audio in Hz.
         media_items: validation clips logged as audio and mel figure; see `samples`.
         multi_mel: another reconstruction loss, of weight `g/multi_mel`.
@@ -60,9 +61,9 @@ class HiFiGANTask(GANTask):
     ) -> None:
         super().__init__(generator, discriminators, optimizer_g, optimizer_d, **kwargs)
         self.multi_mel = multi_mel
-        for name, front_end in (("mel", mel), ("loss_mel", loss_mel)):
-            if front_end is not None and front_end.sample_rate != sample_rate:
-                raise ValueError(f"model.{name}.sample_rate is {front_end.sample_rate}, the audio's is {sample_rate}")
+        for name, part in {"mel": mel, "loss_mel": loss_mel, "multi_mel": multi_mel, **discriminators}.items():
+            if (rate := getattr(part, "sample_rate", sample_rate)) != sample_rate:
+                raise ValueError(f"model.{name}.sample_rate is {rate}, the audio's is {sample_rate}")
         if mel is not None:
             check_front_end(generator, mel)
         if isinstance(generator, MagnitudeVocos) and set(self.loss_weights) != {"g/magnitude"}:
@@ -71,6 +72,13 @@ class HiFiGANTask(GANTask):
         self.loss_mel = loss_mel
         self.sample_rate = sample_rate
         self.media_items = media_items
+
+    def setup(self, stage: str) -> None:
+        """Refuse data of another sample rate with a ValueError."""
+        super().setup(stage)
+        rate = getattr(getattr(self.trainer, "datamodule", None), "sample_rate", self.sample_rate)
+        if rate != self.sample_rate:
+            raise ValueError(f"data.sample_rate is {rate}, model.sample_rate {self.sample_rate}")
 
     def generate(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Synthesise a batch of `audio` (B, T), from its `features` (B, C, F) where it has them.

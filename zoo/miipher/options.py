@@ -44,8 +44,15 @@ class RestoreOptions:
 DEFAULT_RESTORE = RestoreOptions()
 
 
+def check_padding(encoder: Encoder) -> None:
+    """Refuse an encoder that gives fewer frames than its input has."""
+    if encoder.frames(encoder.hop_samples) != 1:
+        raise ValueError("the encoder's backbone does not pad: files would lose their ends; build it with pad: true")
+
+
 def check_fit(encoder: Encoder, generator: WaveformGenerator, sample_rate: int) -> None:
-    """Refuse a generator whose channels or hop do not fit the encoder's features."""
+    """Refuse an encoder that does not pad, and a generator whose channels or hop do not fit its features."""
+    check_padding(encoder)
     if generator.in_channels != encoder.dim:
         raise ValueError(f"the generator takes {generator.in_channels} channels, the encoder gives {encoder.dim}")
     if generator.hop_length * encoder.sample_rate != sample_rate * encoder.hop_samples:

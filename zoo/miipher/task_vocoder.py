@@ -84,8 +84,19 @@ class VocoderTask(HiFiGANTask):
         return self
 
     def setup(self, stage: str) -> None:
-        """Refuse `least_squares` with sharded weights, of which a process holds a part, with a ValueError."""
+        """Refuse other frames in the data, and `least_squares` with sharded weights, of which a process holds a part.
+
+        Raises:
+            ValueError: in these cases.
+        """
         super().setup(stage)
+        hops = self.encoder.hop_samples, self.generator.hop_length
+        found = getattr(getattr(self.trainer, "datamodule", None), "hops", hops)
+        if found != hops:
+            raise ValueError(
+                f"data.frame_rate and data.sample_rate make frames of {found} samples (input, audio), the encoder and "
+                f"the generator of {hops}"
+            )
         if stage == "fit" and self.least_squares and is_sharded(self.trainer):
             raise ValueError(
                 f"least_squares is {self.least_squares} and {type(self.trainer.strategy).__name__} shards the weights, "

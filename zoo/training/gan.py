@@ -15,10 +15,10 @@ from lightning.pytorch.core.optimizer import LightningOptimizer, do_nothing_clos
 from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.checkpoint import checkpoint
 
-from zoo.common.checks import check_at_least, check_one_of
+from zoo.common.checks import check_at_least, check_one_of, check_positive
 from zoo.common.tensors import promote_to_float32
 from zoo.training.adversarial import LOSSES, Discriminator, feature_matching_loss
 from zoo.training.optimizers import set_total_steps, use_fused_adam
@@ -33,7 +33,7 @@ class GANStep:
     """Options of the adversarial step.
 
     Args:
-        clip_g: largest gradient norm of the generator, after unscaling; None for no clipping.
+        clip_g: largest gradient norm of the generator, after unscaling, above 0; None for no clipping.
         clip_d: the same for the discriminators.
         accumulate: number of chunks in which a batch is processed. The generator's activations are recomputed chunk by
             chunk: memory falls with the chunk, and the gradient stays that of the full batch, but for spectral norm,
@@ -50,6 +50,8 @@ class GANStep:
     adversarial: Literal["least_squares", "hinge"] = "least_squares"
 
     def __post_init__(self) -> None:
+        limits = {"clip_g": self.clip_g, "clip_d": self.clip_d}
+        check_positive(**{name: limit for name, limit in limits.items() if limit is not None})
         check_at_least(1, accumulate=self.accumulate)
         check_at_least(0, discriminator_start=self.discriminator_start)
         check_one_of(tuple(LOSSES), adversarial=self.adversarial)
@@ -166,6 +168,9 @@ class GANTask(ZooTask):
             optimizers.append(optimizer)
             if build_schedule is not None:
                 scheduler = build_schedule(optimizer)
+                if isinstance(scheduler, ReduceLROnPlateau):
+                    raise ValueError(f"scheduler_{key}: ReduceLROnPlateau needs a metric; use the callback "
+                                     "zoo.training.Plateau")  # fmt: skip
                 if self.scheduler_interval == "epoch" and hasattr(scheduler, "warmup_steps"):
                     raise ValueError(f"scheduler_{key}: {type(scheduler).__name__} counts batches; set "
                                      "scheduler_interval to step")  # fmt: skip

@@ -92,11 +92,14 @@ def test_validation_is_a_share_of_small_corpora(count, items, held_out, caplog):
     assert (f"data.split.items is {items} for {count} clips" in caplog.text) == (held_out != items)
 
 
-def test_copies_of_a_recording_are_not_divided():
+def test_copies_of_a_recording_are_not_divided(caplog):
     names, lengths = ["a_0.wav", "a_1.wav", "b_0.wav", "b_1.wav", "b_2.wav", "c_0.wav"], [9, 9, 8, 8, 8, 8]
     corpus = MemoryCorpus(names, [np.zeros(length, np.float32) for length in lengths])
     assert split_last_recordings(corpus, 2) == (range(2), range(2, 6))
-    assert split_last_recordings(corpus, 1) == (range(5), range(5, 6))
+    assert split_last_recordings(corpus, 1) == (range(5), range(5, 6)) and not caplog.text
+    pieces = MemoryCorpus([f"{name}_{i}.wav" for name in "ab" for i in range(5)], [np.zeros(9, np.float32)] * 10)
+    assert split_last_recordings(pieces, 2) == (range(5), range(5, 10))
+    assert "5 clips are for validation in place of 2" in caplog.text
 
 
 @pytest.mark.parametrize(("count", "items"), [(1, 1), (5, 0)])

@@ -209,6 +209,7 @@ def test_cache_before_training(corpus: Path, tmp_path: Path, capsys: pytest.Capt
         ({"mode": "paired"}, "folders"),
         ({"sample_rate": 2 * RATE}, "sampled at 16000 Hz"),
         ({"split.root": "train/high/x"}, "side by side"),
+        ({"split.root": "valid/high", "split.val_list": "list.txt"}, "root or val_list"),
     ],
     ids=str,
 )

@@ -145,6 +145,8 @@ def test_the_rate_of_the_input_shows_where_its_band_ends():
     net = LocalNet()
     restorer(net, cutoff_hz=None)(noise(6 * RATE), round(0.92 * RATE))
     assert not net.calls
+    high = restorer(cutoff_hz=6000.0)(noise(6 * RATE // 2), RATE // 2)  # given, above what the file can hold
+    np.testing.assert_array_equal(high, restorer(cutoff_hz=RATE / 4)(noise(6 * RATE // 2), RATE // 2))
 
 
 def test_the_whole_clip_is_pooled_evenly():

@@ -11,7 +11,15 @@ import numpy as np
 
 from zoo.audio import EmbeddedCorpus
 from zoo.audio.corpora.cache import CorpusCache, build_cache
-from zoo.audio.corpora.corpus import Corpus, CorpusOptions, MemoryCorpus, cache_dir, recording_numbers, select
+from zoo.audio.corpora.corpus import (
+    Corpus,
+    CorpusOptions,
+    MemoryCorpus,
+    cache_dir,
+    recording_numbers,
+    select,
+    warn_of_recordings,
+)
 from zoo.audiosr.data.crops import Clips, Crops, SilenceFilter, ValidationGrid
 from zoo.audiosr.data.simulate import Simulation, max_cutoff_hz
 from zoo.audiosr.data.sources import Part, Recordings, find_parts, match_pairs
@@ -67,6 +75,7 @@ class ValidationSplit:
         needed = int(np.searchsorted(np.bincount(numbers)[recordings].cumsum(), count)) + 1
         is_held_out = np.isin(numbers, recordings[: min(needed, len(recordings) - 1)])
         train, val = np.sort(order[~is_held_out]), order[is_held_out]
+        warn_of_recordings(len(val), count)
         return train, val if is_random else np.sort(val)
 
     def grid(self, sample_rate: int) -> tuple[float, ...]:

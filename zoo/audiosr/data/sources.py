@@ -41,6 +41,8 @@ def find_parts(root: Path, paired: bool, valid_root: Path | None, lists: Lists) 
     """
     root = Path(os.path.abspath(root))
     train_root = root / "train" if (root / "train" / HIGH).is_dir() else root
+    if valid_root is not None and lists[1] is not None:
+        raise ValueError("data.split: give root or val_list, the latter of files below data.root, not both")
     val_root = valid_root and Path(os.path.abspath(valid_root))
     layout_root = root / "valid"
     if val_root is None and train_root != root and (layout_root / HIGH).is_dir():

@@ -83,6 +83,8 @@ class RecordingRestoration:
             self.cutoff_hz = find_edge(self.before.total, rate, limit_hz)
             if self.cutoff_hz is None and limit_hz < FULL_BAND * rate / 2:  # nothing can lie above it
                 self.cutoff_hz = max_cutoff_hz(self.source_rate)
+        if self.cutoff_hz is not None:
+            self.cutoff_hz = min(self.cutoff_hz, limit_hz, self.restorer.restore.lowpass_hz or limit_hz)
         if self.peaks.max() < SILENCE or (self.cutoff_hz or 0) >= max_cutoff_hz(rate):
             self.cutoff_hz = None
 

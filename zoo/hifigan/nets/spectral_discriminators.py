@@ -192,6 +192,7 @@ class MultiOctaveDiscriminator(Discriminator):
     ) -> None:
         super().__init__()
         check_at_least(1, filters=filters)
+        self.sample_rate = sample_rate
         self.discriminators = nn.ModuleList(
             OctaveDiscriminator(sample_rate, hop, count, bins, filters, dilations, normalize)
             for hop, count, bins in zip(hop_lengths, octaves, bins_per_octave, strict=True)

@@ -31,7 +31,7 @@ from zoo.audio.corpora.corpus import (
 )
 from zoo.audio.corpora.layouts import CorpusKind, list_utterances
 from zoo.audio.io.resample import resample_array
-from zoo.common.checks import check_within, find_data_folder
+from zoo.common.checks import check_at_least, check_positive, check_within, find_data_folder
 from zoo.miipher.data.clips import Clips, Degradation, Item, Pairs, Segments, Versions
 from zoo.miipher.nets.families import SAMPLE_RATE
 from zoo.training.datamodule import ZooDataModule
@@ -125,6 +125,7 @@ class SpeechData(ZooDataModule):
         seed: int = 1234,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers, seed=seed)
+        check_positive(**{"max_seconds": max_seconds, "split.seconds": split.seconds})
         self.rates = [SAMPLE_RATE]  # of the clean corpus, in Hz
         self.frame_samples = FRAME_SAMPLES  # shorter clips are left out
         optional = corpus.embedded_if_missing
@@ -283,8 +284,10 @@ class VocoderSegments(SpeechData):
         super().__init__(**kwargs)
         if sample_rate % frame_rate or SAMPLE_RATE % frame_rate:
             raise ValueError(f"data: {frame_rate} frames a second do not divide {sample_rate} and {SAMPLE_RATE} Hz")
+        check_at_least(1, segment_frames=segment_frames)
+        check_at_least(0, context_frames=context_frames)
         check_within(0, 1, clean_share=clean_share)
-        self.rates = [SAMPLE_RATE, sample_rate]
+        self.sample_rate, self.rates = sample_rate, [SAMPLE_RATE, sample_rate]
         self.segment_frames = segment_frames
         self.context_frames = context_frames
         self.hops = SAMPLE_RATE // frame_rate, sample_rate // frame_rate

@@ -21,6 +21,7 @@ from zoo.common.reports import Row
 from zoo.common.systems import recipe_paths
 from zoo.common.tensors import state_digest
 from zoo.miipher.nets.cleaner import Encoder
+from zoo.miipher.options import check_padding
 from zoo.runs.checkpoints import find_checkpoint
 from zoo.runs.components import is_export
 from zoo.runs.inference.predict import content_digest, list_input_files, predict_files
@@ -35,10 +36,7 @@ class ChunkedEncoder(AudioInference):
     def __init__(
         self, encoder: Encoder, chunk_seconds: float = 20.0, overlap_seconds: float = 2.0, batch_size: int = 4
     ) -> None:
-        if encoder.frames(encoder.hop_samples) != 1:
-            raise ValueError(
-                "the encoder's backbone does not pad: files would lose their ends; build it with pad: true"
-            )
+        check_padding(encoder)
         frame_rate = encoder.sample_rate / encoder.hop_samples
         frames, overlap = round(chunk_seconds * frame_rate), round(overlap_seconds * frame_rate)
         if frames < MIN_FRAMES:
