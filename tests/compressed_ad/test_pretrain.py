@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from tests.compressed_ad.parts import DIM, policy
+from tests.training.callbacks.parts import make_trainer
 from zoo.compressed_ad import Darkroom, DistillationTask, EpsilonCurriculum, InContextPolicy, PretrainTask
+from zoo.compressed_ad.data.curriculum import Curriculum
 from zoo.compressed_ad.data.datamodule import EvaluationOptions, HistoryData
 from zoo.compressed_ad.data.windows import WindowOptions
 from zoo.compressed_ad.losses import reconstruction_loss
@@ -44,6 +46,19 @@ def make(length: int = 9) -> HistoryData:
     )
     data.setup("fit")
     return data
+
+
+def test_the_data_fit_the_task(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def fit(task: PretrainTask | DistillationTask, **options: object) -> None:
+        data = HistoryData(ENV, demonstrator=EpsilonCurriculum(ENV, 6), batch_size=4, **options)
+        make_trainer(max_steps=0, default_root_dir=tmp_path).fit(task, data)
+
+    with pytest.raises(ValueError, match="seeds to 0"):
+        fit(build(build_policy()))
+    with pytest.raises(ValueError, match="a window of 12 and 4 latents, the policy has 10 and 4"):
+        fit(DistillationTask(build_policy(), ENV, ADAM), curriculum=Curriculum(12, 4, [0], [0], [[1.0]]))
+    fit(DistillationTask(build_policy(), ENV, ADAM), length=9)
+    assert "never compresses: items have at most 9 steps, and 9 fill" in caplog.text
 
 
 @pytest.mark.parametrize("arrangement", ["fused", "separate"])

@@ -79,6 +79,9 @@ def test_what_contradicts_itself_is_named() -> None:
         task._trainer = SimpleNamespace(datamodule=SimpleNamespace(classes=classes))
         with pytest.raises(ValueError, match=message):
             task.setup("fit")
+    task.latents, task._trainer = torch.nn.Identity(), SimpleNamespace(precision="bf16-true")
+    with pytest.raises(ValueError, match="to bf16-mixed"):
+        task.setup("fit")
 
 
 def test_inference_knows_the_classes_of_the_data_by_name() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, zip_longest
 from typing import Any, ClassVar
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zoo.common.checks import check_at_least, check_below
+from zoo.compressed_ad.data.datamodule import HistoryData
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import GridEnv
 from zoo.compressed_ad.losses import reconstruction_loss
@@ -22,6 +24,8 @@ from zoo.training.freezing import freeze
 from zoo.training.optimizers import LrScaling
 from zoo.training.resume import item_seed
 from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask
+
+log = logging.getLogger(__name__)
 
 PRETRAINED = ("compressor.", "decoder.", "embedding.context.", "embedding.norm.")
 SEED = 0  # of the positions that are reconstructed in a step
@@ -180,6 +184,32 @@ class DistillationTask(PolicyTask):
         self.reward_weight = reward_weight
         self.gradient_rounds = gradient_rounds
 
+    def setup(self, stage: str) -> None:
+        """Compare the lengths of the training items with the window of a policy that compresses.
+
+        Raises:
+            ValueError: a curriculum is for another window or number of latents.
+        """
+        super().setup(stage)
+        data, policy = getattr(self.trainer, "datamodule", None), self.policy
+        if stage != "fit" or policy.compressor is None or not isinstance(data, HistoryData):
+            return
+        curriculum = data.curriculum
+        if curriculum is not None and (curriculum.window, curriculum.num_latents) != (
+            policy.window,
+            policy.num_latents,
+        ):
+            raise ValueError(
+                f"data.curriculum is for a window of {curriculum.window} and {curriculum.num_latents} latents, the "
+                f"policy has {policy.window} and {policy.num_latents}"
+            )
+        if (longest := data.longest()) <= policy.capacity(False):
+            log.warning(
+                "training never compresses: items have at most %d steps, and %d fill the window before the first "
+                "compression; raise data.length or the curriculum's max_compressions",
+                longest, policy.capacity(False),
+            )  # fmt: skip
+
     def reconstructed_lengths(self, length: int) -> list[int]:
         """Return the segments of the policy; none without reconstruction loss."""
         return self.policy.segments(length)[:-1] if self.recon_weight else []
@@ -237,6 +267,13 @@ class PretrainTask(PolicyTask):
     """
 
     usage_command = "zoo fit RECIPE --init_from {run}"
+
+    def setup(self, stage: str) -> None:
+        """Refuse evaluation by acting, which nothing here is trained for, with a ValueError."""
+        super().setup(stage)
+        evaluation = getattr(getattr(self.trainer, "datamodule", None), "evaluation", None)
+        if evaluation is not None and evaluation.seeds:
+            raise ValueError("pre-training does not act: set data.init_args.evaluation.seeds to 0")
 
     def __init__(
         self,

@@ -61,6 +61,13 @@ def untranslated_keys(table: Mapping[str, SettingRule], config: Mapping[Any, Any
     return with_hints([str(key) for key in config if key not in table or key in hints], hints)
 
 
+def recipe_option(recipe: Any, option: str) -> Any:
+    """Return a dotted option of a recipe; numbers in it are indices of lists."""
+    for name in option.split("."):
+        recipe = recipe[int(name) if isinstance(recipe, list) else name]
+    return recipe
+
+
 def set_recipe_option(recipe: Any, option: str, value: Any) -> None:
     """Set a dotted option of a recipe; numbers in it are indices of lists."""
     *parents, name = option.split(".")

@@ -128,7 +128,10 @@ class FlowTask(SingleOptimizerTask):
             raise ValueError(f"model.condition_drop names {wrong[0]!r}, which the net is not conditioned on")
 
     def setup(self, stage: str) -> None:
-        """Compare the data with the net and the coupling."""
+        """Compare the data with the net and the coupling, and refuse half precision of an autoencoder."""
+        if self.latents is not None and self.trainer.precision in ("bf16-true", "16-true"):
+            mixed = self.trainer.precision.replace("true", "mixed")
+            raise ValueError(f"model.latents needs float32: set trainer.precision to {mixed}")
         data = getattr(self.trainer, "datamodule", None)
         classes, shape = getattr(data, "classes", None), getattr(data, "sample_shape", None)
         if classes is not None and self.net.num_classes and len(classes) != self.net.num_classes:

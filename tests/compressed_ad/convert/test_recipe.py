@@ -21,6 +21,9 @@ def test_an_empty_configuration_is_the_originals_recipe(tmp_path):
         (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model": model}))
         expected = load_recipe(recipe_root() / "compressed_ad" / f"{name}.yaml")
         assert convert_config(tmp_path / "config.yaml") == (expected, [])
+    halved = recipe_of(tmp_path, {"model": "CompressedAD", "gradient_accumulation_steps": 2})[0]
+    assert halved["trainer"]["max_steps"] == 50_000  # the recipe's own steps are the original's batches
+    assert halved["data"]["init_args"]["curriculum"]["init_args"]["starts"] == [0, 15_000, 25_000, 37_500]
 
 
 def test_a_configuration_becomes_a_recipe(tmp_path):

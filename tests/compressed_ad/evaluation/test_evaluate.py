@@ -94,6 +94,8 @@ def test_the_split_is_the_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture)
 def test_what_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="gap of 3 steps"):
         play(tmp_path / "out", gap_steps=3)
+    with pytest.raises(ValueError, match="--gap true"):
+        play(tmp_path / "out", gap_steps=20, gap=False)
     assert not (tmp_path / "out").exists()
     play(tmp_path / "out", episodes=1, seeds=1, gap=False)
     with pytest.raises(ValueError, match="other settings: seeds 1"):

@@ -1,5 +1,7 @@
 """Embeddings by schema: normalised numbers, classes, pictures; statistics in the state dict."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -39,6 +41,7 @@ def test_tokens_of_each_kind(spaces: tuple[Space, Space]) -> None:
     made = steps(*spaces)
     tokens, queries = embedding.transitions(made), embedding.queries(made.states)
     assert tokens.shape == queries.shape == (3, 6, 16)
+    assert copy.deepcopy(embedding).bfloat16().transitions(made).dtype == torch.bfloat16
     torch.testing.assert_close(embedding.queries(made.states[:, 2]), queries[:, 2])
     flipped = made._replace(dones=~made.dones)
     assert not torch.equal(embedding.transitions(flipped), tokens)

@@ -58,11 +58,15 @@ def test_items_have_states_and_images(tmp_path: Path) -> None:
     assert torch.equal(conditions.images, data.val_set.__getitems__([0, 1])["conditions"]["image"])
 
 
-def test_captions_of_files_and_lines(tmp_path: Path) -> None:
+def test_captions_of_files_and_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "sub").mkdir()
     for number, name in enumerate(["b.png", "a.png", "c.jpg"]):
         write(tmp_path / name, 40 * number)
         (tmp_path / name).with_suffix(".txt").write_text(f"shade {number}\n\nnumber {number}\n")
     result = image_sets.folder(tmp_path, flat=True)
+    assert not caplog.text
+    write(tmp_path / "sub" / "d.png", 9)
+    assert len(image_sets.folder(tmp_path, flat=True).labels) == 3 and "skipped folders" in caplog.text
     assert result.classes == [] and result.labels == [0, 0, 0]
     captions = image_sets.add_captions(result, "files").captions
     assert captions == [["shade 1", "number 1"], ["shade 0", "number 0"], ["shade 2", "number 2"]]

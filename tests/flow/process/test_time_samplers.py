@@ -29,6 +29,7 @@ def test_grid_has_exactly_its_points():
 
 def test_validation_looks_at_times_that_are_trained():
     assert ts.GridTimes(1).evaluation_times().tolist() == [0.0]
+    assert ts.GridTimes(10).evaluation_times().tolist() == [number / 10 for number in range(10)]
     assert ts.ShiftedTimes(ts.GridTimes(2), 3.0).evaluation_times().tolist() == [0.0, 0.25]
     for sampler in ALL:
         torch.testing.assert_close(sampler.evaluation_times(), torch.arange(10, dtype=torch.float64) / 10 + 0.05)

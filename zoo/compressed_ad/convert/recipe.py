@@ -15,6 +15,7 @@ from zoo.convert.settings import (
     PRECISIONS,
     SettingRule,
     read_settings_file,
+    recipe_option,
     set_recipe_option,
     to_number,
     untranslated_keys,
@@ -155,9 +156,14 @@ def _set_options(recipe: dict[str, Any], config: Mapping[str, Any], kind: Kind) 
         if config.get("env") not in (None, "darkroom", "dark_key_to_door"):
             data["root"] = f"${{oc.env:ZOO_DATA,data}}/{config['env']}"
     parts = to_number(config.get("gradient_accumulation_steps", 1), int, "gradient_accumulation_steps")
-    if kind == "CAD" and config.get("curriculum_schedule"):
-        _set_stages(data["curriculum"]["init_args"], config["curriculum_schedule"], parts)
     table = KEYS | KEYS_OF_KIND[kind]
+    if kind == "CAD":
+        curriculum = data["curriculum"]["init_args"]
+        curriculum["starts"] = [math.ceil(start / parts) for start in curriculum["starts"]]
+        if config.get("curriculum_schedule"):
+            _set_stages(curriculum, config["curriculum_schedule"], parts)
+    for option in (rule.updates for key, rule in table.items() if rule.updates and key not in config):
+        set_recipe_option(recipe, option, math.ceil(recipe_option(recipe, option) / parts))
     for key in filter(table.__contains__, config):
         for option, value in table[key].recipe_values(config[key], parts).items():
             set_recipe_option(recipe, option, _to_number(key, value))

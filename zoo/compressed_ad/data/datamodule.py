@@ -183,6 +183,13 @@ class HistoryData(ZooDataModule):
         """Compute the statistics of the training histories; after `setup`."""
         return self.train_set.source.statistics()
 
+    def longest(self) -> int:
+        """Count the steps of the longest training item; after `setup`."""
+        if self.curriculum is None:
+            return self.train_set.length
+        stages = range(len(self.curriculum.starts))
+        return max(self.curriculum.limit(stage, self.train_set.available) for stage in stages)
+
     def train_batches(self, rank: int, world: int) -> ResumableBatchSampler:
         """Build a process's training batches, with lengths where there is a curriculum."""
         if self.curriculum is None:

@@ -144,6 +144,8 @@ def evaluate(
     """
     check_within(0, world_size - 1, rank=rank)
     check_at_least(1, episodes=episodes, seeds=seeds, chunk=chunk)
+    if gap_steps is not None and not gap:
+        raise ValueError("gap_steps is an option of --gap true")
     agent, output = load_agent(run, local_device(device)), Path(output).resolve()
     tasks, split_from = split_tasks(run, agent.env, split, split_seed, train_share)
     settings = {"tasks": tasks.tolist(), "seeds": seeds, "episodes": episodes, "greedy": greedy, "chunk": chunk}

@@ -154,11 +154,12 @@ class SpaceEmbedding(StepEmbedding):
         """Tokens (B, L, dim) of transitions."""
         states, next_states = self.state(steps.states), self.state(steps.next_states)
         rewards, dones = self.reward(steps.rewards[..., None]), steps.dones[..., None].float()
-        return self.context(torch.cat([states, self.action(steps.actions), rewards, next_states, dones], -1))
+        values = torch.cat([states, self.action(steps.actions), rewards, next_states, dones], -1)
+        return self.context(values.to(self.context.weight.dtype))
 
     def queries(self, states: Tensor) -> Tensor:
         """Tokens (B, ..., dim) of query states (B, ..., *observation)."""
-        return self.query(self.state(states))
+        return self.query(self.state(states).to(self.query.weight.dtype))
 
     def fit(self, statistics: Statistics) -> None:
         """Set means and standard deviations, unless they came with loaded weights."""

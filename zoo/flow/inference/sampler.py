@@ -368,7 +368,7 @@ class Sampler(Inference):
     ) -> None:
         """Refuse labels of no class, and anything that is not one per sample."""
         classes = self.net.num_classes
-        if not seeds:
+        if not len(seeds):
             raise ValueError("one seed per sample is needed, found none")
         if classes and labels is None:
             raise ValueError(f"labels are needed, 1 to {classes} (0 is the null class)")

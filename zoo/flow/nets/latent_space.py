@@ -90,8 +90,9 @@ class LatentSpace(nn.Module):
         self.is_fitted.fill_(True)
 
     def normalise(self, z: Tensor) -> Tensor:
-        """Latents (B, C, h, w) of the autoencoder as the flow sees them."""
-        return (z - self.shift[:, None, None]) * self.scale[:, None, None]
+        """Latents (B, C, h, w) of the autoencoder, on any device, as the flow sees them."""
+        shift, scale = (each.to(z.device)[:, None, None] for each in (self.shift, self.scale))
+        return (z - shift) * scale
 
     def denormalise(self, z: Tensor) -> Tensor:
         """The flow's latents (B, C, h, w) on the autoencoder's own scale."""

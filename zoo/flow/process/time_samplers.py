@@ -17,6 +17,10 @@ BELOW_ONE = 1 - 2**-24
 EVALUATION_TIMES = 10  # at most, at which validation looks at each item
 
 
+def _even_times(count: int) -> Tensor:
+    return (torch.arange(count, dtype=torch.float64) + 0.5) / count
+
+
 class TimeSampler(ABC):
     """How the times of a training batch are distributed."""
 
@@ -25,10 +29,9 @@ class TimeSampler(ABC):
         """Turn numbers that are evenly spread over (0, 1), of any shape, into times between 0 and 1."""
 
     def evaluation_times(self) -> Tensor:
-        """Times of validation (n,), float64: ten from 0.05 to 0.95, or those of training where these are fewer."""
-        even = (torch.arange(EVALUATION_TIMES, dtype=torch.float64) + 0.5) / EVALUATION_TIMES
-        trained = self.quantile(even).unique()
-        return trained if len(trained) < EVALUATION_TIMES else even
+        """Times of validation (n,), float64: ten from 0.05 to 0.95, or those of training where these are no more."""
+        trained = self.quantile(_even_times(10 * EVALUATION_TIMES)).unique()
+        return trained if len(trained) <= EVALUATION_TIMES else _even_times(EVALUATION_TIMES)
 
     def __call__(self, u: Tensor) -> Tensor:
         """Turn random numbers (B,), float64, as `sample_uniforms` draws them, into times (B,), float32, 0 <= t < 1."""
