@@ -10,6 +10,7 @@ from tests.ci_llm import crowd_parts
 from tests.ci_llm.task_parts import byte_task, loader, pretrain_task, rows, task, texts, trainer, weights
 from zoo.ci_llm import ByteTokenizer, Diversity, TextData
 from zoo.ci_llm.aggregation import aggregate, uniform_log_weights
+from zoo.ci_llm.data.text_files import TextFormat
 from zoo.ci_llm.losses.likelihood import losses
 from zoo.ci_llm.losses.objective import CrowdObjective
 from zoo.common.tensors import state_digest
@@ -169,4 +170,13 @@ def test_settings_that_do_not_fit_are_refused():
     made, data = byte_task(), TextData(ByteTokenizer(), max_length=64, agents=7, agent_data="shuffled")
     made.trainer = SimpleNamespace(datamodule=data, checkpoint_callbacks=[], strategy=None)
     with pytest.raises(ValueError, match=r"agents is 7, the crowd has \d"):
+        made.setup("test")
+    with pytest.raises(ValueError, match=r"text_format\.template is .Question"):
         made.setup("fit")
+    data.text_format = TextFormat(template="{prompt}")
+    data.tokenizer = SimpleNamespace(fingerprint=str, vocab_size=40)
+    with pytest.raises(ValueError, match="of 40 tokens, is not model"):
+        made.setup("fit")
+    for layer in (0, 1, -2):  # below what is adapted
+        with pytest.raises(ValueError, match="first adapted block is 1 of 0 to 1"):
+            task(crowd_parts.crowd(top_layers=1), diversity=Diversity(layer=layer))

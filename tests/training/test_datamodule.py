@@ -39,6 +39,11 @@ def test_resume_with_other_data_warns_in_one_line(
     assert [len(lines) for lines in warnings] == [0, 1, 0, 1]
     assert "batch size 4 (was 2)" in warnings[1][0]
     assert "precision bf16-mixed (was 32-true), limit train batches 10 (was 1.0)" in warnings[3][0]
+    for items, is_warned in ((0, False), (9, True)):
+        caplog.clear()
+        changed = [f"--data.items={items}"] if items else []
+        assert main(["validate", *fit[1:], "--ckpt_path=last", *changed]) == 0
+        assert ("not the training data of the checkpoint" in caplog.text) == is_warned
 
 
 @pytest.mark.parametrize("recipe", ["flow/demo_swissroll", "hifigan/smoke", "ci_llm/smoke"])

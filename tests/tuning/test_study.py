@@ -53,8 +53,9 @@ def test_a_grid_is_searched_in_two_calls(tmp_path: Path) -> None:
     ]
     best = (study / "best.yaml").read_text()
     assert f"--config {study / 'best.yaml'}" in best
-    optimizer = {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.01}}
-    assert yaml.safe_load(best)["model"] == {"init_args": {"optimizer": optimizer}}
+    trial = next(row["trial"] for row in rows(study) if row["model.optimizer.lr"] == "0.01")
+    trained = yaml.safe_load((study / trial / "config.yaml").read_text())["model"]["init_args"]["optimizer"]
+    assert yaml.safe_load(best)["model"] == {"init_args": {"optimizer": trained}} and trained["init_args"]["lr"] == 0.01
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zoo.ci_llm.data.datamodule import check_texts
 from zoo.ci_llm.data.text_files import TextFormat
 from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.data.tokens import pad_left
@@ -65,9 +66,11 @@ class PretrainTask(SingleOptimizerTask):
         self.store_options(locals())
 
     def setup(self, stage: str) -> None:
-        """Check that the model has the tokenizer's tokens."""
+        """Check that the model has the tokenizer's tokens, and the data its tokenizer and template."""
         super().setup(stage)
         self.tokenizer.check_vocabulary(self.backbone.vocab_size)
+        if stage == "fit":
+            check_texts(self.trainer, self.tokenizer, self.template)
 
     @property
     def context_tokens(self) -> int | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from zoo.ci_llm.aggregation import Aggregator, Vote, aggregate
 from zoo.ci_llm.answers import flexible_answer, vote
+from zoo.ci_llm.data.datamodule import check_texts
 from zoo.ci_llm.data.text_files import TextFormat
 from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.losses.diversity import Diversity
@@ -84,6 +85,11 @@ class CrowdTask(SingleOptimizerTask):
         if diversity is not None:
             depth = len(crowd.backbone.blocks)
             check_within(-depth - 1, depth, layer=diversity.layer)
+            if diversity.enabled and diversity.layer % (depth + 1) <= crowd.first_block:
+                raise ValueError(
+                    f"diversity.layer is {diversity.layer}, where all agents have the same hidden states: the first "
+                    f"adapted block is {crowd.first_block} of 0 to {depth - 1}; take a layer above it, such as -1"
+                )
         self.crowd = crowd
         self.tokenizer = tokenizer
         self.diversity = diversity
@@ -99,9 +105,11 @@ class CrowdTask(SingleOptimizerTask):
         return self.crowd.backbone.context_tokens
 
     def setup(self, stage: str) -> None:
-        """Check that the backbone has the tokenizer's tokens, and the data the crowd's number of agents."""
+        """Compare the tokenizer with the backbone, and the data with tokenizer, template and number of agents."""
         super().setup(stage)
         self.tokenizer.check_vocabulary(self.crowd.backbone.vocab_size)
+        if stage == "fit":
+            check_texts(self.trainer, self.tokenizer, self.template)
         data: Any = getattr(self.trainer, "datamodule", None)
         agents = getattr(data, "agents", self.crowd.count)
         if agents != self.crowd.count and (data.agent_data == "shuffled" or data.token_budget is not None):

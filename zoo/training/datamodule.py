@@ -128,9 +128,14 @@ class ZooDataModule(L.LightningDataModule):
         """Continue at the position of the checkpoint; warn of data that differs."""
         self._position = (int(state_dict["epoch"]), int(state_dict["batch"]))
         before, trainer = state_dict.get("circumstances"), self.trainer
-        if before is None or trainer is None or trainer.state.fn != "fit" or not trainer.is_global_zero:
+        if before is None or trainer is None or not trainer.is_global_zero:
             return
-        difference = describe_data_changes(before, self._data_facts())
+        now = self._data_facts()
+        if trainer.state.fn != "fit":
+            if any(before.get(key) != now[key] for key in ("items", "contents")):
+                log.warning("not the training data of the checkpoint: items that are held out here may have trained it")
+            return
+        difference = describe_data_changes(before, now)
         if difference is not None:
             log.warning("resumed with %s", difference)
 

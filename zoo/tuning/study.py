@@ -36,7 +36,7 @@ from zoo.common.environment import exit_on_sigterm, verbosity
 from zoo.common.locks import lock_folder
 from zoo.common.registry import allowed_packages
 from zoo.common.reports import write_report
-from zoo.runs.run_folder import CSV_NAME
+from zoo.runs.run_folder import CONFIG_NAME, CSV_NAME
 from zoo.runs.run_info import flatten_config, read_curves
 from zoo.tuning.search_space import RESERVED_KEYS, grid_points, limit_flags, parse_search_space, recipe_values, suggest
 
@@ -353,9 +353,13 @@ def write_results(study: Study, config: StudyConfig, folder: Path) -> None:
     best = find_best(study)
     if best is None:
         return
-    fragment = OmegaConf.create()
+    fragment, trained = OmegaConf.create(), OmegaConf.load(folder / best.user_attrs["folder"] / CONFIG_NAME)
     for key, value in recipe_values(best).items():
-        OmegaConf.update(fragment, config.keys[key], value, force_add=True)
+        option = config.keys[key]
+        if option.endswith(".class_path"):  # with the arguments that the trial kept of another class
+            option = option.removesuffix(".class_path")
+            value = OmegaConf.select(trained, option)
+        OmegaConf.update(fragment, option, value, force_add=True)
     command = shlex.join(["zoo", "fit", *config.fit, "--config", str(folder / BEST_NAME)])
     text = (
         f"# {config.metric} {best.value:.6g} at step {best.user_attrs.get('step')}: {best.user_attrs['folder']}, "

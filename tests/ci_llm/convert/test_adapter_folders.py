@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from tests.ci_llm.task_parts import byte_task, loader, pretrain_task, texts, trainer
 from zoo.ci_llm import AdapterFolders, PretrainedTokenizer
+from zoo.ci_llm.convert.checkpoints import _recipe_options
 from zoo.ci_llm.convert.read import read_original, read_peft
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints
 from zoo.training.callbacks.ema import EMA
@@ -25,11 +26,13 @@ def run(folder: Path, task, steps: int = 6, others=()):
 
 def test_folders_hold_what_was_trained(tmp_path):
     task = byte_task(2)
-    (tmp_path / "config.yaml").write_text("seed_everything: 1\n")
+    settings = {"model": {"init_args": {"template": "<{prompt}>", "max_new_tokens": 24, "prompt_field": None}}}
+    (tmp_path / "config.yaml").write_text(json.dumps({"seed_everything": 1, **settings}))
     run(tmp_path, task)
     final = tmp_path / "final_checkpoint"
     original = read_original(final)
-    config = {"model_name": None, "seed_everything": 1}
+    config = {"model_name": None, "seed_everything": 1, **settings}
+    assert _recipe_options(original.progress) == {"template": "<{prompt}>", "max_new_tokens": 24}
     assert original.progress == {"epoch": 1, "global_step": 6, "config": config, "completed": True}
     assert original.backbone["sha256"] == task.crowd.backbone.fingerprint()
     peft = read_peft(tmp_path / "peft_final")

@@ -73,6 +73,10 @@ def test_folders_of_others_are_neither_read_nor_written(backbone, tmp_path):
         assert not is_original(path)
     with pytest.raises(ValueError, match="holds something else"):
         convert(tmp_path / "original", tmp_path / "stranger")
+    to_original(made(backbone, 1), tmp_path / "used")
+    (tmp_path / "used/optimizer.bin").write_text("x")
+    with pytest.raises(ValueError, match="would be replaced, and holds optimizer"):
+        convert(tmp_path / "original", tmp_path / "used")
     with pytest.raises(ValueError, match="unknown layout"):
         from_original(tmp_path / "stranger")
 

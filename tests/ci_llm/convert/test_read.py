@@ -124,6 +124,8 @@ def test_names_of_other_adapters():
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights"),
         ({"bias": "all"}, "bias"),
         ({"peft_type": "IA3"}, "peft_type"),
+        ({"lora_dropout": None}, "lora_dropout is None, expected a number"),
+        ({"base_model_name_or_path": 5}, "is 5, expected a text"),
     ],
     ids=str,
 )

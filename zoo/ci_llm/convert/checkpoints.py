@@ -121,9 +121,20 @@ def to_zoo(adapters: Adapters, source: Path, backbone: Path | str | None) -> Con
     counts = (adapters.progress.get(key, 0) for key in ("global_step", "epoch"))
     step, epoch = (value if isinstance(value, int) else 0 for value in counts)
     original = {"parallel_mode": adapters.mode, "base": adapters.base, "progress": adapters.progress}
-    specs = {"options": {"template": "{prompt}"}, "original_config": original}
+    specs = {"options": {"template": "{prompt}", **_recipe_options(adapters.progress)}, "original_config": original}
     facts = {"agents": len(adapters.weights)}
     return ConvertedModel(parts, nets, step=step, epoch=epoch, specs=specs, facts=facts)
+
+
+def _recipe_options(progress: Mapping[str, Any]) -> dict[str, Any]:
+    """How prompts become answers, where the progress of adapters has a recipe of ours."""
+    options = progress
+    for key in ("config", "model", "init_args"):
+        options = options.get(key) or {}
+        if not isinstance(options, Mapping):
+            return {}
+    kinds = {"template": str, "prompt_field": str, "max_new_tokens": int}
+    return {key: options[key] for key, kind in kinds.items() if type(options.get(key)) is kind}
 
 
 def _backbone_tokenizer(source: str | None) -> str | None:

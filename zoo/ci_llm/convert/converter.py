@@ -17,7 +17,15 @@ from zoo.ci_llm.convert.checkpoints import (
     to_zoo,
     to_zoo_state,
 )
-from zoo.ci_llm.convert.read import FORMATS, ORIGINAL_LAYOUT, Adapters, is_original_folder, is_peft_folder, read
+from zoo.ci_llm.convert.read import (
+    FORMATS,
+    ORIGINAL_LAYOUT,
+    Adapters,
+    is_original_folder,
+    is_peft_folder,
+    other_files,
+    read,
+)
 from zoo.ci_llm.convert.write import write_original, write_peft
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.convert.engine import ConvertedModel, Converter
@@ -130,4 +138,6 @@ class AdapterConverter(Converter[Adapters]):
     def _write(self, adapters: Adapters, target: Path, as_peft: bool) -> None:
         if target.exists() and not self.is_original(target) and not (target.is_dir() and not any(target.iterdir())):
             raise ValueError(f"{target} exists and holds something else; choose another folder")
+        if target.exists() and (others := other_files(target)):
+            raise ValueError(f"{target} would be replaced, and holds {others[0]}; choose another folder")
         (write_peft if as_peft else write_original)(target, adapters)

@@ -36,6 +36,7 @@ PROGRESS = "training_progress.json"
 TOKENIZER = "tokenizer"
 STATE = "model.safetensors"
 BACKBONE = "backbone"  # our addition to the meta file
+DTYPES = ("float32", "bfloat16")  # of a backbone
 _WEIGHTS_FILE = re.compile(r"agent(\d+)_weights\.pth")
 # Files of a PEFT folder.
 CONFIG = "adapter_config.json"
@@ -199,6 +200,13 @@ def is_original_folder(path: Path) -> bool:
     return (path / META).is_file()
 
 
+def other_files(folder: Path) -> list[str]:
+    """Name what a folder of adapters holds besides them."""
+    known = {META, PROGRESS, TOKENIZER, CONFIG, *PEFT_WEIGHTS}
+    names = {path.name for path in folder.iterdir()} - known
+    return sorted(name for name in names if not (_WEIGHTS_FILE.fullmatch(name) or _AGENT_FOLDER.fullmatch(name)))
+
+
 def read_original(folder: Path) -> Adapters:
     """Read a checkpoint folder of CI-LLM; agents without a file are read from accelerate's state; see `read`."""
     meta = read_json(folder / META)
@@ -218,7 +226,7 @@ def read_original(folder: Path) -> Adapters:
         task_type=str(meta.get("task_type", "CAUSAL_LM")),
         mode=str(meta.get("parallel_mode", "sequential")),
         base=config.get("model_name") if isinstance(config, dict) else None,
-        backbone=meta.get(BACKBONE),
+        backbone=_read_record(meta, folder),
         **companions,
     )
     check_agents(adapters, folder)
@@ -284,6 +292,16 @@ def find_state_keys(keys: Iterable[str]) -> dict[str, dict[str, str]]:
             layer = match["layer"].removeprefix(STATE_PREFIX)
             agents.setdefault(match["agent"], {})[f"{PEFT_PREFIX}{layer}.lora_{match['side']}.weight"] = key
     return agents
+
+
+def _read_record(meta: Mapping[str, Any], folder: Path) -> dict[str, str] | None:
+    """The record of a backbone in a meta file of ours."""
+    record = meta.get(BACKBONE)
+    if record is None:
+        return None
+    if not isinstance(record, dict) or "sha256" not in record or record.get("dtype", "float32") not in DTYPES:
+        raise ValueError(f"{folder / META}: {BACKBONE} needs sha256, and a dtype of {', '.join(DTYPES)}, not {record}")
+    return {key: str(value) for key, value in record.items()}
 
 
 def is_peft_folder(path: Path) -> bool:
@@ -369,9 +387,12 @@ def _read_config(path: Path) -> dict[str, Any]:
     if refused:
         settings = ", ".join(f"{key}: {config[key]}" for key in refused)
         raise ValueError(f"{path}: {settings} is not supported; train or merge the adapter without it")
-    for key, kind in (("r", int), ("lora_alpha", (int, float))):
-        if not isinstance(config.get(key), kind):
-            raise ValueError(f"{path}: {key} is {config.get(key)!r}, expected a number")
+    base = "base_model_name_or_path"
+    expected = {"r": (int,), "lora_alpha": (int, float), "lora_dropout": (int, float), base: (str, type(None))}
+    for key, kinds in expected.items():
+        if type(config.get(key, 0.0 if key == "lora_dropout" else None)) not in kinds:
+            what = "a text" if key == base else "a number"
+            raise ValueError(f"{path}: {key} is {config.get(key)!r}, expected {what}")
     return config
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning import Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -30,6 +31,20 @@ HOLD_OUT = -5  # of the seeds
 DEFAULT_FORMAT = TextFormat()
 UNLIMITED = 2**30  # context of a backbone without limit
 ANSWER = 64  # tokens of an answer, in a proposal
+
+
+def check_texts(trainer: Trainer, tokenizer: Tokenizer, template: str) -> None:
+    """Refuse training texts of another tokenizer or template than the model answers by, with a ValueError."""
+    data = getattr(trainer, "datamodule", None)
+    if not isinstance(data, TextData):
+        return
+    if data.text_format.template != template:
+        raise ValueError(f"data.text_format.template is {data.text_format.template!r}, model.template {template!r}")
+    if data.tokenizer.fingerprint() != tokenizer.fingerprint():
+        raise ValueError(
+            f"data.tokenizer, of {data.tokenizer.vocab_size} tokens, is not model.tokenizer, of "
+            f"{tokenizer.vocab_size}, or was learnt from other texts: make them the same"
+        )
 
 
 class TextData(ZooDataModule):

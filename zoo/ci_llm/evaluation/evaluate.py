@@ -159,7 +159,8 @@ def evaluate(
         output: folder to write.
         questions: file of questions and answers, or folder with a file of the split; by default the run's data, which
             an export does not name.
-        validation: likewise, to fit the agents' weights; by default the run's, none where `questions` is given.
+        validation: likewise, to fit the agents' weights; by default the run's, none where `questions` is given or
+            `split` is val.
         split: of the questions.
         prompt_field: name of the question in the files; as in the run by default.
         answer_field: name of the answer; likewise.
@@ -178,7 +179,8 @@ def evaluate(
         log.warning("%s has no config.yaml: answers are scored as %r", run, data.text_format.answer_template)
     fields = (prompt_field or data.text_format.prompt_field, answer_field or data.text_format.answer_field)
     if questions is None:
-        examples, held_out = data.examples(split), data.validation_examples()
+        examples = data.examples(split)
+        held_out = None if split == "val" else data.validation_examples()  # nothing is fitted on what is scored
     else:
         examples, held_out = read_questions(Path(questions), split, fields), None
     if validation is not None:

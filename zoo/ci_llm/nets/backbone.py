@@ -209,7 +209,8 @@ def _checkpointed_forward(backbone: Backbone, block: nn.Module, *args: Any, **kw
     if not torch.is_grad_enabled():
         return forward(*args)
     context_fn = backbone.recompute_contexts
-    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, context_fn=context_fn)
+    keep = block.training  # the block's own dropout
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=keep, context_fn=context_fn)
 
 
 def _is_named(name: str, targets: Sequence[str] | str) -> bool:

@@ -89,7 +89,8 @@ class Crowd(nn.Module):
         self.mode = mode
         self.chunk = {"batched": agents.count, "sequential": 1}.get(mode, chunk or 1)
         agents.attach(backbone)
-        self.trunk = SharedTrunk(list(backbone.blocks), min(backbone.block_of(name) for name in agents.names))
+        self.first_block = min(backbone.block_of(name) for name in agents.names)  # that is adapted
+        self.trunk = SharedTrunk(list(backbone.blocks), self.first_block)
         self.members: range | None = range(agents.count)
 
     @property
