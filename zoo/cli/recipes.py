@@ -60,7 +60,7 @@ def find_recipe(name: str) -> Path:
     if path.is_dir():
         raise WrongNameError(f"{name} is a folder, expected a recipe or a YAML file; --ckpt_path takes runs")
     siblings = map(str, path.parent.glob("*")) if path.suffix in SETTINGS_SUFFIXES else ()
-    raise WrongNameError(f"no recipe {name!r}{nearest_names(name, [*siblings, *recipes])} (`zoo list` shows all)")
+    raise WrongNameError(f"no recipe {name!r}{nearest_names(name, [*siblings, *recipes])} (`zoo list --all` names all)")
 
 
 def config_files(args: Sequence[str]) -> list[str]:

@@ -135,7 +135,7 @@ def read_recipe(path: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
             raise ConfigFileError(f"{path}: extends {name!r}; expected the name of a recipe, base or hifigan/base")
         base = recipe_paths().get(name) if "/" in name else path.with_name(f"{name}.yaml")
         if base is None or not base.is_file():
-            raise ConfigFileError(f"{path}: extends {name}, and there is no such recipe (`zoo list` shows all)")
+            raise ConfigFileError(f"{path}: extends {name}, and there is no such recipe (`zoo list --all` names all)")
         if base in (path, *extending):
             raise ConfigFileError(f"{path}: extends {name}, which extends it")
         merged = merge(merged, read_recipe(base, (path, *extending)))
