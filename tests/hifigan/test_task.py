@@ -44,6 +44,7 @@ def test_generates_from_the_mel_of_the_audio_or_from_given_features() -> None:
         ({"hop_length": 32, "n_fft": 256}, {}, "'hop_length': 64"),
         ({}, {"sample_rate": 22050}, "the audio's is 22050"),
         ({}, {"multi_mel": MultiScaleMel(16000)}, "multi_mel.*8000"),
+        ({}, {"multi_mel": MultiScaleMel(8000)}, "weight g/multi_mel"),
         ({}, {"generator": MagnitudeVocos(8, 64, 1, 256)}, "MagnitudeVocos needs discriminators: {}"),
     ],
 )

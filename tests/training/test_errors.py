@@ -41,12 +41,13 @@ LOST = "lost contact"
         (RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection reset by peer"), LOST),
         (torch.distributed.DistBackendError("NCCL communicator was aborted on rank 1"), LOST),
         (ConnectionResetError("Connection reset by peer"), None),
+        (RuntimeError("expected scalar type Float but found BFloat16"), "use bf16-mixed"),
     ],
 )
 def test_causes_are_explained_and_other_errors_are_not(error, part):
     wrapped = ValueError("outer")
     wrapped.__cause__ = error
     for each in (error, wrapped):
-        explained = explain_error(each, {})
+        explained = explain_error(each, {"trainer": {"precision": "bf16-true"}})
         assert explained is None if part is None else part in str(explained)
         assert isinstance(explained, ConnectionLostError) is (part == LOST)

@@ -64,6 +64,8 @@ class HiFiGANTask(GANTask):
         for name, part in {"mel": mel, "loss_mel": loss_mel, "multi_mel": multi_mel, **discriminators}.items():
             if (rate := getattr(part, "sample_rate", sample_rate)) != sample_rate:
                 raise ValueError(f"model.{name}.sample_rate is {rate}, the audio's is {sample_rate}")
+        if multi_mel is not None and "g/multi_mel" not in self.loss_weights:
+            raise ValueError("model.multi_mel needs a weight g/multi_mel in model.loss_weights")
         if mel is not None:
             check_front_end(generator, mel)
         if isinstance(generator, MagnitudeVocos) and set(self.loss_weights) != {"g/magnitude"}:

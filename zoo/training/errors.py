@@ -19,6 +19,8 @@ TORCH_WRITE_FAILED = ("inline_container", "pytorchstreamwriter")
 CONNECTION_LOST = (
     "connection closed by peer", "connection reset by peer", "connection refused", "broken pipe", "timed out",
 )  # fmt: skip
+# Messages of torch where tensors of two precisions meet.
+MIXED_DTYPES = ("expected scalar type", "must have the same dtype", "should be the same", "expected both to have")
 DISTRIBUTED_ERRORS = ("DistBackendError", "DistNetworkError", "DistStoreError")
 
 # Config keys that lower the need for memory, most effective first, with advice.
@@ -76,7 +78,12 @@ def explain_error(exception: BaseException, config: Mapping[str, Any]) -> Explai
                 "lost contact with another process, which was killed or hangs; nothing saved is lost: start all of "
                 "them again with --ckpt_path last"
             )
-        message = _explain_memory(error, text, config) or _explain_disk(error, text) or _explain_setup(error, text)
+        message = (
+            _explain_memory(error, text, config)
+            or _explain_disk(error, text)
+            or _explain_precision(error, text, config)
+            or _explain_setup(error, text)
+        )
         if message is not None:
             return ExplainedError(message)
     return None
@@ -117,6 +124,17 @@ def _explain_disk(error: BaseException, text: str) -> str | None:
     return (
         f"disk full while writing {getattr(error, 'filename', None) or 'a file'}; no earlier file is lost: free some "
         "space or set trainer.default_root_dir to another disk, then resume with --ckpt_path last"
+    )
+
+
+def _explain_precision(error: BaseException, text: str, config: Mapping[str, Any]) -> str | None:
+    precision = str(flatten_config(config).get("trainer.precision"))
+    is_mixture = isinstance(error, RuntimeError) and any(mark in text for mark in MIXED_DTYPES)
+    if not is_mixture or precision not in ("bf16-true", "16-true"):
+        return None
+    return (
+        f"a part of this model computes in float32, which trainer.precision {precision} casts: use "
+        f"{precision.replace('true', 'mixed')} ({error})"
     )
 
 

@@ -74,7 +74,7 @@ class ZooTask(L.LightningModule):
         compile: compile the inference modules in place.
 
     Attributes:
-        logged_metric_names: of the last validation or test.
+        logged_metric_names: of the validations and tests so far.
         specs: how the modules were built, for checkpoints; set by the command line.
     """
 
@@ -228,10 +228,13 @@ class ZooTask(L.LightningModule):
         """Log the means over all items of all ranks."""
         stage = "test" if self.trainer.testing else "val"
         values = {f"{stage}/{key}": value for key, value in self._means.compute().items()}
-        self.logged_metric_names = tuple(values)
+        # callbacks would take the value of an earlier validation for one that this does not give
+        undefined = [name for name in self.logged_metric_names if name not in values and name.startswith(stage)]
+        self.logged_metric_names = (*values, *undefined)
         if not self.trainer.sanity_checking:
             self.log_dict(values, on_step=False, on_epoch=True, rank_zero_only=True)
-            self.trainer.callback_metrics.update({k: torch.tensor(v) for k, v in values.items()})
+            known = values | dict.fromkeys(undefined, math.nan)
+            self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in known.items()})
         elif math.isinf(float(self.trainer.num_sanity_val_steps)):
             # Lightning drops the values of a complete validation before step 1 (num_sanity_val_steps: -1)
             for logger in self.trainer.loggers:

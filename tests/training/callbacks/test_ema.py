@@ -20,6 +20,10 @@ class Task(L.LightningModule):
         self.fail = fail
         self.seen, self.trail = [], []  # the first weight in evaluations, and after each batch
 
+    @property
+    def alias(self):
+        return self.net
+
     def training_step(self, batch, batch_idx):
         return self.other(self.net(batch)).square().mean()
 
@@ -104,6 +108,8 @@ def test_resume_is_exact(tmp_path):
     assert torch.equal(task.seen[0], saved["shadow"]["net.0.weight"])
     with pytest.raises(ValueError, match=r"other weights than modules .*net\.0\.bias"):
         train(EMA(["other"]), max_epochs=2, ckpt_path=tmp_path / "a.ckpt")
+    with pytest.raises(ValueError, match="no weights of the name 'alias'"):
+        train(EMA(["alias"]))
 
 
 def test_half_precisions_are_averaged_in_float32(tmp_path):

@@ -166,12 +166,12 @@ class Validated(ZooTask):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def validate(folder, callback, max_steps, ckpt_path=None):
+def validate(folder, callback, max_steps, ckpt_path=None, task=None, monitor=None):
     settings = {"num_sanity_val_steps": 0, "val_check_interval": 3, "check_val_every_n_epoch": None}
     settings |= {"default_root_dir": folder, "use_distributed_sampler": False, "enable_checkpointing": True}
-    checkpoints = Checkpoints(every_n_steps=1, every_minutes=None, keep_last=100)
+    checkpoints = Checkpoints(every_n_steps=1, every_minutes=None, keep_last=100, monitor=monitor, save_best=3)
     trainer = make_trainer(callback, checkpoints, max_steps=max_steps, **settings)
-    trainer.fit(Validated(), PairData(items=8, batch_size=2), ckpt_path=ckpt_path)
+    trainer.fit(task or Validated(), PairData(items=8, batch_size=2), ckpt_path=ckpt_path)
     return trainer.global_step
 
 
@@ -189,6 +189,17 @@ def test_resumed_as_if_never_killed(make, steps, end, tmp_path):
         resumed, saved = make(), find_checkpoints(tmp_path / "whole", f"step_{killed:08d}.ckpt")[0]
         assert validate(tmp_path / str(killed), resumed, steps, saved) == end
         assert str(resumed.state_dict()) == str(complete.state_dict())
+
+
+def test_a_value_that_a_validation_does_not_give_is_not_that_of_an_earlier_one(tmp_path):
+    class Sparse(Validated):
+        def evaluate(self, batch, batch_idx, stage):
+            return ({"loss": 1.0} if self.global_step == 3 else {"other": 1.0}), 1
+
+    plateau = Plateau("val/loss", patience=2)
+    validate(tmp_path, plateau, 12, task=Sparse(), monitor="val/loss")
+    assert plateau.waited == 0 and plateau.multiplier == 1 and plateau.best == 1
+    assert [path.name for path in tmp_path.glob("best-*")] == ["best-step_00000003-1.ckpt"]
 
 
 def test_a_metric_that_is_not_logged_is_named(tmp_path):

@@ -21,6 +21,8 @@ from zoo.audio.io.resample import resample_array
 _SILENCE = 1e-4  # of full scale (-80 dB): a quieter signal holds nothing to compare
 _PESQ_SECONDS = 15.0  # P.862's buffers end at 50 utterances of at least 0.4 s with their pause; beyond, C code crashes
 _DTW_SECONDS = 20.0  # bounds the memory of the cost matrix: 1,723 x 1,723 frames at 22,050 Hz
+# P.862.2 of the lowest raw score, -0.5, for a result that is silent where the reference is not.
+_PESQ_FLOOR = 0.999 + 4 / (1 + math.exp(1.3669 * 0.5 + 3.8224))
 _STOI_SECONDS = 0.4  # one segment of 30 frames (Taal et al., section 2)
 _NEPER_PER_CENT = math.log(2) / 1200
 
@@ -123,13 +125,17 @@ def _mean_defined(values: Sequence[float]) -> float:
 
 
 def _pesq(restored: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:
-    """Wide-band PESQ (ITU-T P.862.2), the mean over segments of at most 15 s."""
+    """Wide-band PESQ (ITU-T P.862.2), the mean over segments of at most 15 s in which the reference is not silent."""
     from pesq import PesqError, pesq
 
     scores = []
     for signal, reference in _split_pair(restored, clean, rate, _PESQ_SECONDS):
-        silent = is_silent(signal) or is_silent(reference)
-        score = math.nan if silent else pesq(rate, reference, signal, "wb", on_error=PesqError.RETURN_VALUES)
+        if is_silent(reference):
+            continue
+        if is_silent(signal):
+            scores.append(_PESQ_FLOOR)
+            continue
+        score = pesq(rate, reference, signal, "wb", on_error=PesqError.RETURN_VALUES)
         scores.append(score if score > 0 else math.nan)  # errors are negative; a score is at least 1.02
     return [_mean_defined(scores)]
 
@@ -138,8 +144,10 @@ def _stoi(restored: np.ndarray, clean: np.ndarray, rate: int, extended: bool = F
     """STOI of Taal et al. (2011), or with `extended` ESTOI of Jensen and Taal (2016)."""
     from pystoi import stoi
 
-    if is_silent(restored) or len(clean) < _STOI_SECONDS * rate:
+    if len(clean) < _STOI_SECONDS * rate:
         return [math.nan]
+    if is_silent(restored):
+        return [0.0]
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)  # it warns and returns 1e-5 where too few frames hold speech
         try:

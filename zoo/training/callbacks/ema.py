@@ -62,6 +62,8 @@ class EMA(L.Callback):
             except AttributeError as error:
                 names = ", ".join(child for child, _ in pl_module.named_children())
                 raise ValueError(f"EMA: {type(pl_module).__name__} has no module {name!r}, only {names}") from error
+            if not any(key.startswith(f"{name}.") for key in pl_module.state_dict()):
+                raise ValueError(f"EMA: checkpoints have no weights of the name {name!r}; take the module's own name")
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Update, unless a guard skipped this batch or it only accumulated gradients."""
