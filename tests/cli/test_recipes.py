@@ -183,7 +183,9 @@ def test_print_config_round_trips_and_its_sample_rate_is_given_once(
     assert again == first.replace("# recipe: hifigan/smoke", f"# recipe: {tmp_path.name}/printed")
 
 
-def test_a_run_is_started_continued_and_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_started_continued_and_never_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     args = ["fit", "--config", str(TOY_RECIPE), *TOY_ARGS, "--ckpt_path", "auto"]
     assert main([*args, "--trainer.max_steps=5"]) == 0
     assert main([*args, "--trainer.max_steps=10"]) == 0
@@ -199,6 +201,16 @@ def test_a_run_is_started_continued_and_never_overwritten(tmp_path: Path, capsys
     assert "holds other runs" in capsys.readouterr().err
     assert main(["fit", *TOY_ARGS, "--ckpt_path", str(run), "--trainer.default_root_dir=elsewhere"]) == 1
     assert "elsewhere" in capsys.readouterr().err
+    limits = tmp_path / "limits.yaml"  # names no model: the run brings it
+    limits.write_text(f"trainer: {{max_steps: 12, default_root_dir: {run}}}\n")
+    began = ["--seed_everything=77", f"--init_from={other}"]
+    assert main(["fit", *TOY_ARGS, "--ckpt_path", "auto", str(limits), *began]) == 0
+    assert newest(run).name == "step_00000012.ckpt" and "77 has no effect on a resume" in caplog.text
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert config["init_from"] is None and config["seed_everything"] != 77
+    newest(run).rename(run / "final.ckpt")
+    assert main(["validate", *TOY_ARGS, "--ckpt_path", str(run / "final.ckpt")]) == 0
+    assert (run / "validate.csv").read_text().splitlines()[1].startswith("12,")  # no number in the name
 
 
 @pytest.mark.parametrize(
@@ -206,6 +218,7 @@ def test_a_run_is_started_continued_and_never_overwritten(tmp_path: Path, capsys
     [
         (["fit", "--ckpt_path", "last"], "no run with a checkpoint"),
         (["fit", "--ckpt_path", "https://example.org/x.ckpt"], "local paths only"),
+        (["fit", "flow/smoke", "--init_from", ""], "init_from is ''"),
         (["fit", "--config", str(VOCODER), "--trainer.accumulate_grad_batches", "2"], "step.accumulate"),
     ],
 )

@@ -13,7 +13,7 @@ from zoo.common.locks import lock_folder
 from zoo.runs import run_info
 from zoo.runs.checkpoints import save_checkpoint
 from zoo.runs.compare_runs import compare_runs
-from zoo.runs.run_info import describe_run
+from zoo.runs.run_info import describe_run, find_runs
 
 
 def state(folder: Path) -> str:
@@ -87,6 +87,13 @@ def test_newest_first_and_nothing_within_a_run(tmp_path):
     os.utime(tmp_path / "a/b/new/config.yaml")
     (tmp_path / "pretrained.ckpt").touch()
     assert [run.name for run in run_info.list_runs(tmp_path)] == ["a/b/new", "a/b/old"]
+
+
+def test_a_checkpoint_beside_runs_hides_none(tmp_path):
+    for path in ("system/pretrained.ckpt", "system/recipe/run/config.yaml", "system/recipe/run/checkpoints/a.ckpt"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    assert set(find_runs(tmp_path)) == {tmp_path / "system", tmp_path / "system/recipe/run"}
 
 
 def test_runs_are_found_by_the_end_of_their_name(tmp_path):

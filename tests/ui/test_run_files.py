@@ -98,6 +98,8 @@ def test_a_run_is_deleted_unless_a_command_writes_to_it(folders: Folders) -> Non
     with pytest.raises(ValueError, match="link"):
         delete_run(folders, "flow/smoke/2")
     inner = make_run(folders, "flow/smoke/1/inner")
+    with lock_folder(inner, "fit"), pytest.raises(ValueError, match="holds another run: inner"):
+        delete_run(folders, "flow/smoke/1")  # in its first steps
     (inner / "step_00000001.ckpt").touch()
     with pytest.raises(ValueError, match="holds another run: inner"):
         delete_run(folders, "flow/smoke/1")

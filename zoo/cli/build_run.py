@@ -14,7 +14,7 @@ from zoo.cli.log_filters import configure_logging, filter_warnings, quiet_output
 from zoo.cli.recipes import config_files
 from zoo.cli.trainer import ZooCLI, resolve_checkpoint, start_from_weights
 from zoo.common.registry import allow_packages
-from zoo.runs.checkpoints import find_checkpoint, parse_step
+from zoo.runs.checkpoints import find_checkpoint, read_step
 from zoo.runs.init_from import init_from
 from zoo.training.task import ZooTask
 
@@ -73,11 +73,11 @@ def trial(words: Sequence[str], **trainer: Any) -> Iterator[ZooCLI]:
     with tempfile.TemporaryDirectory(prefix="zoo-trial-") as folder, quiet_output():
         settings = {**TRIAL_SETTINGS, **trainer, "default_root_dir": Path(folder) / "run"}
         options = [f"--trainer.{key}={value}" for key, value in settings.items()]
-        arguments, source_run = resolve_checkpoint("fit", [*words, *options])
+        arguments, source_run = resolve_checkpoint("fit", [*words])
         if not config_files(arguments):
             raise ValueError("no recipe is named: `zoo list` names them, and --ckpt_path RUN brings a run's own")
         configure_logging()
-        yield _Trial("fit", arguments, source_run)
+        yield _Trial("fit", [*arguments, *options], source_run)
 
 
 def train(cli: ZooCLI) -> None:
@@ -87,5 +87,5 @@ def train(cli: ZooCLI) -> None:
     else:
         init_from(cli.model, cli.checkpoint, 1.0)
         if hasattr(cli.model, "discriminator_start"):  # which counts batches of the run
-            cli.model.discriminator_start = max(0, cli.model.discriminator_start - parse_step(cli.checkpoint))
+            cli.model.discriminator_start = max(0, cli.model.discriminator_start - read_step(cli.checkpoint))
     cli.trainer.fit(cli.model, cli.datamodule)

@@ -112,6 +112,14 @@ def shorten_list(names: Collection[str]) -> str:
     return ", ".join(list(names)[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
+def merge_files(args: Sequence[str]) -> dict[str, Any]:
+    """Merge the files of settings that a command line names, interpolations as they stand."""
+    merged: dict[str, Any] = {}
+    for _, content in read_files(args)[0]:
+        merged = merge(merged, content)
+    return merged
+
+
 def read_files(args: Sequence[str]) -> tuple[list[tuple[Path, dict[str, Any]]], list[str]]:
     """Read the files of settings that a command line names: by `--config`, or for a section by `--data FILE.yaml`.
 

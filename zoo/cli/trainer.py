@@ -21,11 +21,12 @@ import yaml
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.plugins.environments import SLURMEnvironment
+from omegaconf import OmegaConf
 
 from zoo import __version__
 from zoo.cli.log_filters import configure_logging, filter_warnings
 from zoo.cli.parser import PARSER_MODE, OneLineParser, RefusedError, explain_refusal, restrict_imports, use_public_names
-from zoo.cli.recipes import TOP_LEVEL, WrongNameError, compose_arguments, config_files, take_option
+from zoo.cli.recipes import TOP_LEVEL, WrongNameError, compose_arguments, config_files, merge_files, take_option
 from zoo.common import registry
 from zoo.common.atomic_files import LOCK_NAME, delete_path, write_atomic
 from zoo.common.configs import ConfigFileError, check_config_paths, load_yaml, read_mapping
@@ -33,12 +34,12 @@ from zoo.common.foreign_files import iterate_keys
 from zoo.common.locks import is_rank_zero, lock_folder
 from zoo.runs import frozen, frozen_files
 from zoo.runs import run_folder as runs
-from zoo.runs.checkpoints import find_checkpoint, load_checkpoint, parse_step
+from zoo.runs.checkpoints import find_checkpoint, load_checkpoint, read_step
 from zoo.runs.hub.models import is_hub_name, pin_revisions
 from zoo.runs.init_from import init_from
 from zoo.runs.metrics_csv import MetricsCSV
 from zoo.runs.model_description import describe_model
-from zoo.runs.run_info import RECIPE_MARK, describe_config_changes, find_runs, read_recipe_name
+from zoo.runs.run_info import RECIPE_MARK, describe_config_changes, find_runs, read_recipe_name, read_settings
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints, is_fast_dev_run
 from zoo.training.callbacks.checkpoint_contents import CheckpointContents, check_checkpoint
 from zoo.training.callbacks.loggers import LoggerName, RunInfoLogger, WandbSettings, make_loggers
@@ -75,21 +76,22 @@ def recipe_name(configs: Sequence[str]) -> str:
 
 
 def resolve_checkpoint(command: str, args: list[str]) -> tuple[list[str], Path | None]:
-    """Replace `--ckpt_path last` and `auto` by a run, and add a run's config where no recipe is named.
+    """Replace `--ckpt_path last` and `auto` by a run, and add a run's config where no recipe of a model is named.
 
     Returns the arguments, and the run whose own config is among them.
     """
     values, rest = take_option(args, "--ckpt_path")
     if not values:
         return args, None
-    value, configs = values[-1], config_files(rest)
+    value, settings = values[-1], merge_files(rest)
     if is_hub_name(value):
         raise ValueError(f"--ckpt_path {value}: {command} needs a run; fit --init_from takes the weights of a hub")
     if "://" in value:
         raise ValueError(f"--ckpt_path {value}: checkpoints are read from local paths only; download it first")
     if value in ("last", "auto"):
-        roots = take_option(rest, "--trainer.default_root_dir")[0]
-        root = Path(roots[-1]) if roots else runs.RUNS_ROOT / (recipe_name(configs) if configs else "")
+        configs, roots = config_files(rest), take_option(rest, "--trainer.default_root_dir")[0]
+        named = roots[-1] if roots else OmegaConf.select(OmegaConf.create(settings), "trainer.default_root_dir")
+        root = Path(named) if named else runs.RUNS_ROOT / (recipe_name(configs) if configs else "")
         newest = runs.find_latest_run(root)
         if newest is None and value == "auto" and command == "fit":
             return rest, None
@@ -98,7 +100,7 @@ def resolve_checkpoint(command: str, args: list[str]) -> tuple[list[str], Path |
         value = str(newest)
     if not Path(value).exists():
         raise FileNotFoundError(f"--ckpt_path: nothing at {value}")
-    if configs:
+    if "model" in settings:
         return [*rest, f"--ckpt_path={value}"], None
     config = runs.find_config(Path(value))
     return [f"--config={config}", *rest, f"--ckpt_path={value}"], config.parent
@@ -296,14 +298,27 @@ class ZooCLI(LightningCLI):
                 f"trainer.default_root_dir is {root}, but the run of ckpt_path goes on in {self.folder}: "
                 "leave it out, or copy the run there and resume the copy"
             )
-        if self.command == "fit" and self.checkpoint is None:  # the run's config says which commit it began with
-            self.config["init_from"] = pin_revisions(self.config["init_from"])
+        if self.command == "fit":
+            if self.checkpoint is None:  # the run's config says which commit it began with
+                self.config["init_from"] = pin_revisions(self.config["init_from"])
+            else:
+                self._keep_start(self.checkpoint.parent)
         runs.refuse_links(self.folder)
         self.is_new_folder = not self.folder.exists()
         if self.command == "fit" and self.lock_stack is not None:
             self.lock_stack.enter_context(lock_folder(self.folder, "fit"))
         self.config["trainer.default_root_dir"] = str(self.folder)
         self.trainer_defaults["callbacks"] = self.callbacks()
+
+    def _keep_start(self, run: Path) -> None:
+        """Keep what a run began with in its config: a resume uses neither weights nor seed of the command."""
+        before = read_settings(run)
+        for key in ("init_from", "seed_everything"):
+            if key in before and self.config[key] != before[key]:
+                log.warning(
+                    "%s %s has no effect on a resume: the run began with %s", key, self.config[key], before[key]
+                )
+                self.config[key] = before[key]
 
     def config_text(self) -> str:
         """Write the config as YAML that any of the three commands reads, without what belongs to one call only."""
@@ -346,7 +361,7 @@ class ZooCLI(LightningCLI):
         plugins = [*(settings.get("plugins") or []), AtomicCheckpointIO()]
         if SLURMEnvironment.detect():
             plugins += [SLURMEnvironment(auto_requeue=False)]
-        step = None if self.checkpoint is None else parse_step(self.checkpoint)
+        step = None if self.checkpoint is None else read_step(self.checkpoint)
         evaluated = None if self.command == "fit" else step
         self.csv = MetricsCSV(self.folder, "metrics.csv" if self.command == "fit" else f"{self.command}.csv", evaluated)
         logger = settings.get("logger") or []
@@ -391,9 +406,9 @@ def run(command: str, args: list[str], source_run: Path | None = None) -> int:
 
 def fit(cli: ZooCLI) -> None:
     """Train, from a checkpoint, from given weights or from the start."""
-    done = 0 if cli.checkpoint is None else parse_step(cli.checkpoint)
+    done = 0 if cli.checkpoint is None else read_step(cli.checkpoint)
     resumed = None if cli.checkpoint is None else str(cli.checkpoint)
-    with print_summary(cli.trainer, max(done, 0), cli.config["terminal.metrics"]):
+    with print_summary(cli.trainer, done, cli.config["terminal.metrics"]):
         if resumed is None:
             cli.csv.trim(-1)  # a run that was killed before its first checkpoint left some rows
             start_from_weights(cli)
@@ -411,8 +426,12 @@ def remove_unstarted_run(cli: ZooCLI) -> None:
 
 def start_from_weights(cli: ZooCLI) -> None:
     """Load the weights that `init_from` names, where it names any."""
-    if source := cli.config["init_from"]:
-        paths = [Path(path) for path in ([source] if isinstance(source, str) else source)]
+    source = cli.config["init_from"]
+    if source is not None:
+        texts = [source] if isinstance(source, str) else source
+        if not texts or not all(texts):
+            raise ValueError(f"init_from is {source!r}; leave it out to start from random weights")
+        paths = [Path(text) for text in texts]
         init_from(cli.model, paths, cli.config["init_from_min_matched"])
 
 

@@ -144,7 +144,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], **options
     from rich.console import Console
 
     is_file = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    Console(width=200 if is_file else None, highlight=False).print(terminal_table(columns, rows, **options))
+    Console(width=200 if is_file else None, highlight=False, markup=False, emoji=False).print(
+        terminal_table(columns, rows, **options)
+    )
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -83,7 +83,9 @@ def load_checkpoint(path: Path, map_location: Any = "cpu", mmap: bool = False) -
             f"{path} cannot be read as a checkpoint of tensors and plain values ({reason:.300}); "
             "for a file of another project use `zoo convert`"
         ) from error
-    if isinstance(content, dict) and "zoo" in content:
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, and is no checkpoint")
+    if "zoo" in content:
         try:
             validate_description(content["zoo"])
             validate_records(content.get("frozen", {}))
@@ -160,6 +162,12 @@ def parse_step(path: Path) -> int:
     """Return the step (in batches) in a checkpoint's name, -1 without one."""
     match = re.search(r"(?:^|-)step_(\d+)(?:-|$)", path.stem)
     return int(match[1]) if match else -1
+
+
+def read_step(path: Path) -> int:
+    """Return the step of a checkpoint: that of its name, or of its content where it was renamed."""
+    step = parse_step(path)
+    return step if step >= 0 else int(load_checkpoint(path, mmap=True).get("global_step", 0))
 
 
 def parse_score(path: Path) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
@@ -54,6 +55,14 @@ def read_export_config(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder / CONFIG_NAME}: {error}") from error
 
 
+def read_export_weights(folder: Path) -> dict[str, Tensor]:
+    """Read an export's tensors; ValueError where the file is damaged."""
+    try:
+        return load_file(folder / WEIGHTS_NAME)
+    except SafetensorError as error:
+        raise ValueError(f"{folder / WEIGHTS_NAME} is damaged or not complete ({error}); copy it again") from error
+
+
 def read_components(path: Path, ema: bool = True) -> Components:
     """Read description and tensors of a run, checkpoint or export; with `ema` averaged weights where there are any.
 
@@ -63,7 +72,7 @@ def read_components(path: Path, ema: bool = True) -> Components:
     """
     if is_export(path):
         config = read_export_config(path)
-        return Components(config, load_file(path / WEIGHTS_NAME), config.get("fused", []))
+        return Components(config, read_export_weights(path), config.get("fused", []))
     file = find_checkpoint(path)
     checkpoint = load_checkpoint(file)
     if "zoo" not in checkpoint:
@@ -72,7 +81,7 @@ def read_components(path: Path, ema: bool = True) -> Components:
             "`zoo convert`, from Python set task.specs and train with the callback CheckpointContents"
         )
     state = dict(checkpoint["state_dict"])
-    shadow = checkpoint.get("ema", {}).get("shadow", {}) if ema else {}
+    shadow = (checkpoint.get("ema") or {}).get("shadow", {}) if ema else {}
     state.update(shadow)
     extra = {"step": checkpoint.get("global_step"), "frozen": checkpoint.get("frozen", {})}
     extra["averaged"] = bool(shadow)

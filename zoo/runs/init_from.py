@@ -11,7 +11,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from zoo.common.foreign_files import load_json
@@ -19,7 +18,7 @@ from zoo.common.registry import package_of
 from zoo.common.tensors import split_weight_norm
 from zoo.runs import frozen, frozen_files
 from zoo.runs.checkpoints import find_checkpoint, load_checkpoint
-from zoo.runs.components import CONFIG_NAME, WEIGHTS_NAME, is_export
+from zoo.runs.components import CONFIG_NAME, is_export, read_export_weights
 from zoo.runs.hub.models import resolve_path
 from zoo.runs.model_description import validate_records
 
@@ -191,7 +190,7 @@ def read_weights(path: Path, task: type) -> tuple[State, frozen_files.Records, d
         config = load_json((path / CONFIG_NAME).read_text(encoding="utf-8"))
         components = config.get("components")
         records = validate_records(config.get("frozen", {}))
-        return load_file(path / WEIGHTS_NAME), records, components if isinstance(components, dict) else {}
+        return read_export_weights(path), records, components if isinstance(components, dict) else {}
     if path.suffix == ".ckpt" or (path.is_dir() and any(path.glob("*.ckpt"))):
         try:
             checkpoint = load_checkpoint(find_checkpoint(path))

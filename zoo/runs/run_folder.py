@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -65,7 +66,11 @@ def find_latest_run(root: Path) -> Path | None:
         for path in root.rglob("*.ckpt")
         if (is_run or path.parent != root) and not any(part.startswith(".") for part in path.relative_to(root).parts)
     ]
-    newest = max(paths, key=lambda path: path.stat().st_mtime, default=None)
+    times: dict[Path, float] = {}
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):  # deleted since by the training that wrote it
+            times[path] = path.stat().st_mtime
+    newest = max(times, key=times.__getitem__, default=None)
     return None if newest is None else newest.parent
 
 

@@ -88,10 +88,11 @@ def find_runs(root: Path) -> Iterator[Path]:
     A checkpoint alone makes no run of the root itself.
     """
     for folder, folders, names in os.walk(root):
-        has_checkpoint = any(name.endswith(".ckpt") for name in names) and Path(folder) != root
-        if has_checkpoint or CONFIG_NAME in names or CSV_NAME in names:
-            folders.clear()
+        is_complete = CONFIG_NAME in names or CSV_NAME in names
+        if is_complete or (any(name.endswith(".ckpt") for name in names) and Path(folder) != root):
             yield Path(folder)
+        if is_complete:  # a checkpoint alone, such as a converted one, may lie among runs
+            folders.clear()
         folders[:] = [name for name in folders if not name.startswith(".")]
 
 

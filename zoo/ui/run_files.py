@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from zoo.common.atomic_files import delete_path, temporary_path, write_atomic
-from zoo.common.locks import lock_folder
+from zoo.common.locks import is_locked, lock_folder
 from zoo.runs.checkpoints import find_checkpoints
 from zoo.runs.run_folder import LOG_NAME, MEDIA_NAME
 from zoo.runs.run_info import find_runs, sample_folders, tail_lines
@@ -116,7 +116,9 @@ def delete_run(folders: Folders, run: str) -> None:
     folder = folders.run(run)
     if folder.resolve() != folders.runs.resolve() / run:
         raise ValueError(f"{run} is a link: delete its folder where it is")
-    inner = [each for path in folder.iterdir() if path.is_dir() for each in find_runs(path) if find_checkpoints(each)]
+    found = [each for path in folder.iterdir() if path.is_dir() for each in find_runs(path)]
+    # W&B's folders have a config.yaml as well
+    inner = [each for each in found if find_checkpoints(each) or is_locked(each)]
     if inner:
         raise ValueError(f"{run} holds another run: {inner[0].relative_to(folder)}; move or delete its folder first")
     with lock_folder(folder, "delete"):

@@ -55,6 +55,8 @@ def convert_config(system: str, file: Path, output: Path | None = None) -> None:
     translate = find_converter(system, "convert_config")
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file")
+    if output is not None and output.exists() and output.samefile(file):
+        raise ValueError(f"--output {output} is the file that is read; choose another")
     recipe, unmapped = translate(file)
     lines = [f"# Translated from {file.name} by `zoo convert-config {system}`."]
     lines += [f"# not translated: {key}" for key in unmapped]
@@ -86,7 +88,8 @@ def export(path: Path, output: Path, ema: bool = True, onnx: bool = False) -> No
         ema: export the averaged weights where the checkpoint holds them.
         onnx: also as model.onnx, compared with torch (needs the extra `export`); of a vocoder or of Miipher-2.
     """
-    from zoo.runs.components import read_components
+    from zoo.runs.checkpoints import find_checkpoint
+    from zoo.runs.components import is_export, read_components
     from zoo.runs.export import write_export
     from zoo.runs.load import load
     from zoo.runs.onnx_export import ONNX_NAME, check_onnx_packages
@@ -96,10 +99,11 @@ def export(path: Path, output: Path, ema: bool = True, onnx: bool = False) -> No
         refuse_links(path if path.is_dir() else path.parent)
     if onnx:
         check_onnx_packages()
+    name, path = path.name, path if is_export(path) else find_checkpoint(path)  # one, also while a run trains
     specs, _, _ = read_components(path, ema)
     model = load(path, ema=ema)
     graph = model.onnx_graph() if onnx else None  # refused before anything is written
-    source, step = specs.get("source") or path.name, specs.get("step")
+    source, step = specs.get("source") or name, specs.get("step")
     difference = write_export(output, specs, model.modules(), source, step, model.usage, graph)
     print(f"wrote {output}")
     if difference is not None:
