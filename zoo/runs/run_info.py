@@ -262,6 +262,29 @@ def read_curves(path: Path) -> dict[str, Points]:
     return curves
 
 
+def note_not_finite(row: Mapping[str, Any], since: dict[str, str]) -> None:
+    """Note which metrics a row of a metrics.csv makes NaN or infinite, by the first such step, and which no more."""
+    for metric, text in row.items():
+        if metric and text in ("nan", "inf", "-inf"):
+            since.setdefault(metric, row.get("step", ""))
+        elif metric and text:
+            since.pop(metric, None)
+
+
+def describe_divergence(path: Path) -> str:
+    """Return which metrics of a metrics.csv have become NaN or infinite, and since when; "" for none."""
+    since: dict[str, str] = {}
+    with contextlib.suppress(OSError, csv.Error), path.open(newline="", encoding="utf-8", errors="replace") as file:
+        for row in csv.DictReader(file):
+            note_not_finite(row, since)
+    return format_divergence(since)
+
+
+def format_divergence(since: Mapping[str, str]) -> str:
+    """Format what `note_not_finite` has noted."""
+    return ", ".join(f"{metric} is not finite since step {step}" for metric, step in since.items())
+
+
 def _precedes_training(row: Mapping[str, Any]) -> bool:
     """Tell whether a row is that of a validation before step 1, which alone has no epoch (`ZooTask`)."""
     is_first = row.get("step") == "0" and row.get("epoch") == ""

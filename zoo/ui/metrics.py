@@ -12,7 +12,7 @@ import numpy as np
 from scipy.signal import lfilter
 
 from zoo.runs.run_folder import CSV_NAME
-from zoo.runs.run_info import Points, add_rows
+from zoo.runs.run_info import Points, add_rows, format_divergence, note_not_finite
 
 MAX_POINTS = 400  # of a curve; a chart has no more pixels
 MAX_FILES = 16  # whose rows stay in memory
@@ -66,11 +66,7 @@ class _MetricsFile:
         return True
 
     def _note_not_finite(self, row: dict[str, str]) -> dict[str, str]:
-        for metric, text in row.items():
-            if metric and text in ("nan", "inf", "-inf"):
-                self.not_finite.setdefault(metric, row.get("step", ""))
-            elif metric and text:
-                self.not_finite.pop(metric, None)
+        note_not_finite(row, self.not_finite)
         return row
 
     def display(self, metric: str, smoothing: float) -> tuple[Curve, Curve]:
@@ -105,8 +101,7 @@ class MetricsReader:
     def describe_divergence(self, run: Path) -> str:
         """Return which metrics of a run have become NaN or infinite, and since when; "" for none."""
         with self._lock:
-            metrics = self._read_file(run / CSV_NAME).not_finite
-            return ", ".join(f"{metric} is not finite since step {step}" for metric, step in metrics.items())
+            return format_divergence(self._read_file(run / CSV_NAME).not_finite)
 
     def _read_file(self, path: Path) -> _MetricsFile:
         file = self._files.pop(path, _MetricsFile())

@@ -39,9 +39,9 @@ def test_what_is_missing_is_named(tmp_path, capsys, monkeypatch):
         assert message in capsys.readouterr().err
 
 
-def test_compare_writes_tables_and_plots(tmp_path, capsys):
+def test_compare_writes_tables_and_plots(tmp_path, capsys, caplog):
     make(tmp_path / "flow/smoke/1")
-    make(tmp_path / "flow/smoke/2", steps=20, rows="step,epoch,train/loss,val/loss\n9,0,3,0.25\n19,0,1,\n")
+    make(tmp_path / "flow/smoke/2", steps=20, rows="step,epoch,train/loss,val/loss\n9,0,3,0.25\n19,0,nan,\n")
     output = tmp_path / "out"
     assert main(["compare", "1", "2", "--root", str(tmp_path), "--output", str(output)]) == 0
     messages = capsys.readouterr().out
@@ -50,6 +50,7 @@ def test_compare_writes_tables_and_plots(tmp_path, capsys):
     with (output / "compare.csv").open() as file:
         rows = {(row["run"], row["metric"]): (row["best"], row["last"]) for row in csv.DictReader(file)}
     assert rows["2", "val/loss"] == ("0.25", "0.25")
+    assert "2: train/loss is not finite since step 19" in caplog.text
     assert json.loads((output / "compare.json").read_text())["config"] == {"trainer.max_steps": [10, 20]}
     assert "| trainer.max_steps | 10 | 20 |" in (output / "compare.md").read_text()
     assert (output / "compare.png").is_file()

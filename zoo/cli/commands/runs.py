@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as text
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,8 @@ from zoo.runs.run_info import RunInfo, describe_run, format_age, format_duration
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+log = logging.getLogger(__name__)
 
 MAX_CELL = 40  # characters of a config's value in a table of the terminal
 PANEL_INCHES = (5.0, 3.5)
@@ -38,6 +41,7 @@ def runs(*run: str, root: Path = Path("runs"), last: int = 20, json: bool = Fals
             raise ValueError(f"{folder} holds no run: no {run_folder.CONFIG_NAME}, {run_folder.CSV_NAME} or checkpoint")
         summary = run_info.read_run(folder, root)
         facts = describe_run(summary)
+        warn_of_divergence([summary.name], [folder])
         print(format_json(facts) if json else format_run(summary, facts))
         return 0
     if not root.is_dir():
@@ -80,6 +84,7 @@ def compare(*runs: str, root: Path = Path("runs"), metrics: str = "", output: Pa
         short = [[cell if len(cell) <= MAX_CELL else f"{cell[: MAX_CELL - 1]}…" for cell in row] for row in rows]
         print_columns([title, *comparison.names], short or [["none"]])
         print()
+    warn_of_divergence(comparison.names, [run.folder for run in comparison.runs])
     if output is not None:
         results = comparing.comparison_rows(comparison)
         records = [
@@ -97,6 +102,13 @@ def compare(*runs: str, root: Path = Path("runs"), metrics: str = "", output: Pa
         write_report(output, files)
         print(f"written to {output}: {', '.join(name for name, content in files.items() if content is not None)}")
     return 0
+
+
+def warn_of_divergence(names: Sequence[str], folders: Sequence[Path]) -> None:
+    """Warn of metrics that have become NaN, of which tables show the last finite value."""
+    for name, folder in zip(names, folders, strict=True):
+        if divergence := run_info.describe_divergence(folder / run_folder.CSV_NAME):
+            log.warning("%s: %s", name, divergence)
 
 
 def comparison_tables(comparison: comparing.RunComparison, metrics: Sequence[str]) -> dict[str, list[list[str]]]:
