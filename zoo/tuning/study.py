@@ -29,6 +29,7 @@ from omegaconf import OmegaConf
 from optuna import Study
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial, Trial
+from sqlalchemy.engine import URL
 
 from zoo.common.atomic_files import write_atomic
 from zoo.common.checks import check_at_least
@@ -130,7 +131,7 @@ def open_study(
     """Load the study of a folder, or check its recipe and search space and begin it."""
     try:
         storage = RDBStorage(
-            url or f"sqlite:///{(folder / DATABASE).as_posix()}",
+            url or URL.create("sqlite", database=str(folder / DATABASE)).render_as_string(),
             engine_kwargs={"pool_pre_ping": True} if url else {"connect_args": {"timeout": 60}},
             heartbeat_interval=HEARTBEAT_SECONDS,
             grace_period=GRACE_SECONDS,

@@ -95,6 +95,8 @@ def parse_options(specs: dict[str, Any], args: Sequence[str]) -> tuple[type[Infe
         key = option.removeprefix("--model.").partition(".")[0].removesuffix("+")
         if key not in keys:
             raise WrongNameError(f"{cls.__name__} has no option {key}{nearest_names(key, keys)} (options: {keys})")
+        if value is None:
+            raise WrongNameError(f"{option} needs a value")
         chosen_keys.append(key)
         words.append(f"{option}={value}")
     values = parser.parse_args(words).as_dict().get("model", {})
