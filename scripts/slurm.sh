@@ -33,14 +33,15 @@ export MASTER_ADDR=${MASTER_ADDR:-$(scontrol show hostnames "$SLURM_JOB_NODELIST
 # A port by job number, so that two jobs on a node do not meet.
 export MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))
 
-name=$(basename "$recipe" .yaml)
-if [[ -n ${SLURM_ARRAY_TASK_ID:-} ]]; then
-    set -- "--trainer.default_root_dir=runs/array/$name-%a" "$@"
-    set -- "${@//%a/$SLURM_ARRAY_TASK_ID}"
-fi
-system=$(realpath -ms "$recipe") # as zoo names the folders of runs
+name=$(basename "$recipe") # system and name as zoo names the folders of runs
+name=${name%.*}
+system=$(realpath -ms "$recipe")
 system=$(dirname "$system")
 system=$(basename "${system%/configs}")
+if [[ -n ${SLURM_ARRAY_TASK_ID:-} ]]; then
+    set -- "--trainer.default_root_dir=runs/array/$system/$name-%a" "$@"
+    set -- "${@//%a/$SLURM_ARRAY_TASK_ID}"
+fi
 runs=(runs -path "*/$system/$name/*")
 [[ $name == config ]] && runs=(runs) # a run's own config: below the name of its recipe
 before=
@@ -85,7 +86,7 @@ requeue() { # why, exit code when SLURM refuses
     exit 0
 }
 stopped() { # by SLURM, which signals the tasks as well
-    if scontrol show job "$SLURM_JOB_ID" | grep -q Reason=TimeLimit; then
+    if [[ $(scontrol show job "$SLURM_JOB_ID") == *Reason=TimeLimit* ]]; then
         requeue "no rank had saved by the time limit" 143
     fi
     trap '' TERM

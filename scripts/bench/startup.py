@@ -47,7 +47,9 @@ def parsing(quick: bool) -> list[Finding]:
 
 def _cpu(*args: str) -> float:
     before = read_clocks()
-    subprocess.run([sys.executable, *args], cwd=REPOSITORY, capture_output=True)
+    done = subprocess.run([sys.executable, *args], cwd=REPOSITORY, capture_output=True, text=True)
+    if done.returncode not in (0, 2):  # 2 answers a wrong name
+        raise RuntimeError(done.stderr[-2000:])
     return (read_clocks() - before).cpu
 
 

@@ -124,5 +124,5 @@ def test_containers(tmp_path):
 
 def test_tasks_of_an_array_have_runs_of_their_own(tmp_path):
     output = submit(tmp_path, "--seed_everything=%a", SLURM_ARRAY_TASK_ID="3")[2]
-    assert output[-2:] == ["--trainer.default_root_dir=runs/array/r-3", "--seed_everything=3"]
+    assert output[-2:] == ["--trainer.default_root_dir=runs/array/flow/r-3", "--seed_everything=3"]
     assert submit(tmp_path, "--seed_everything=%a")[2][-1] == "--seed_everything=%a"

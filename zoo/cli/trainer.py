@@ -91,7 +91,7 @@ def resolve_checkpoint(command: str, args: list[str]) -> tuple[list[str], Path |
     if value in ("last", "auto"):
         configs, roots = config_files(rest), take_option(rest, "--trainer.default_root_dir")[0]
         named = roots[-1] if roots else OmegaConf.select(OmegaConf.create(settings), "trainer.default_root_dir")
-        root = Path(named) if named else runs.RUNS_ROOT / (recipe_name(configs) if configs else "")
+        root = Path(named) if named else runs.RUNS_ROOT / (recipe_name(configs) if "model" in settings else "")
         newest = runs.find_latest_run(root)
         if newest is None and value == "auto" and command == "fit":
             return rest, None
@@ -100,7 +100,7 @@ def resolve_checkpoint(command: str, args: list[str]) -> tuple[list[str], Path |
         value = str(newest)
     if not Path(value).exists():
         raise FileNotFoundError(f"--ckpt_path: nothing at {value}")
-    if "model" in settings:
+    if {"model", "data"} <= settings.keys():
         return [*rest, f"--ckpt_path={value}"], None
     config = runs.find_config(Path(value))
     return [f"--config={config}", *rest, f"--ckpt_path={value}"], config.parent
@@ -311,14 +311,12 @@ class ZooCLI(LightningCLI):
         self.trainer_defaults["callbacks"] = self.callbacks()
 
     def _keep_start(self, run: Path) -> None:
-        """Keep what a run began with in its config: a resume uses neither weights nor seed of the command."""
-        before = read_settings(run)
-        for key in ("init_from", "seed_everything"):
-            if key in before and self.config[key] != before[key]:
-                log.warning(
-                    "%s %s has no effect on a resume: the run began with %s", key, self.config[key], before[key]
-                )
-                self.config[key] = before[key]
+        """Keep the weights that a run began with in its config: a resume reads none."""
+        before, now = read_settings(run).get("init_from"), self.config["init_from"]
+        if before != now:
+            if str(before).partition("@")[0] != str(now).partition("@")[0]:  # of a hub's name the run has the commit
+                log.warning("init_from %s has no effect on a resume: the run began with %s", now, before)
+            self.config["init_from"] = before
 
     def config_text(self) -> str:
         """Write the config as YAML that any of the three commands reads, without what belongs to one call only."""

@@ -268,13 +268,6 @@ class PretrainTask(PolicyTask):
 
     usage_command = "zoo fit RECIPE --init_from {run}"
 
-    def setup(self, stage: str) -> None:
-        """Refuse evaluation by acting, which nothing here is trained for, with a ValueError."""
-        super().setup(stage)
-        evaluation = getattr(getattr(self.trainer, "datamodule", None), "evaluation", None)
-        if evaluation is not None and evaluation.seeds:
-            raise ValueError("pre-training does not act: set data.init_args.evaluation.seeds to 0")
-
     def __init__(
         self,
         policy: InContextPolicy,
@@ -290,6 +283,13 @@ class PretrainTask(PolicyTask):
             raise ValueError("model.policy: pre-training needs a compressor that learns, and a decoder")
         freeze(policy, [name for name, _ in policy.named_parameters() if not name.startswith(PRETRAINED)])
         self.reward_weight = reward_weight
+
+    def setup(self, stage: str) -> None:
+        """Refuse evaluation by acting, which nothing here is trained for, with a ValueError."""
+        super().setup(stage)
+        evaluation = getattr(getattr(self.trainer, "datamodule", None), "evaluation", None)
+        if evaluation is not None and evaluation.seeds:
+            raise ValueError("pre-training does not act: set data.init_args.evaluation.seeds to 0")
 
     def reconstructed_lengths(self, length: int) -> list[int]:
         """Return all transitions so far for a `FieldDecoder`, the new ones for a plain decoder."""

@@ -93,7 +93,8 @@ def find_runs(root: Path) -> Iterator[Path]:
             yield Path(folder)
         if is_complete:  # a checkpoint alone, such as a converted one, may lie among runs
             folders.clear()
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        # W&B writes a config.yaml into its own folders
+        folders[:] = [name for name in folders if not name.startswith(".") and name != "wandb"]
 
 
 def list_runs(root: Path, last: int | None = None) -> list[RunInfo]:

@@ -130,10 +130,12 @@ class ZooDataModule(L.LightningDataModule):
         before, trainer = state_dict.get("circumstances"), self.trainer
         if before is None or trainer is None or not trainer.is_global_zero:
             return
+        if trainer.state.fn != "fit" and not hasattr(self, "train_set"):
+            return
         now = self._data_facts()
         if trainer.state.fn != "fit":
-            if any(before.get(key) != now[key] for key in ("items", "contents")):
-                log.warning("not the training data of the checkpoint: items that are held out here may have trained it")
+            if any(key in before and before[key] != now[key] for key in ("items", "contents")):
+                log.warning("other training data than the checkpoint's: items held out here may have been trained on")
             return
         difference = describe_data_changes(before, now)
         if difference is not None:

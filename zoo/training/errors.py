@@ -133,7 +133,7 @@ def _explain_precision(error: BaseException, text: str, config: Mapping[str, Any
     if not is_mixture or precision not in ("bf16-true", "16-true"):
         return None
     return (
-        f"a part of this model computes in float32, which trainer.precision {precision} casts: use "
+        f"trainer.precision {precision} casts all weights, and a part of this model needs float32: use "
         f"{precision.replace('true', 'mixed')} ({error})"
     )
 

@@ -75,6 +75,7 @@ class ZooTask(L.LightningModule):
 
     Attributes:
         logged_metric_names: of the validations and tests so far.
+        undefined_metrics: those that the last one did not give.
         specs: how the modules were built, for checkpoints; set by the command line.
     """
 
@@ -94,6 +95,7 @@ class ZooTask(L.LightningModule):
         self._means = WeightedMeans()
         self._inference: Any = None
         self.logged_metric_names: tuple[str, ...] = ()
+        self.undefined_metrics: tuple[str, ...] = ()
 
     def store_options(self, arguments: Mapping[str, Any]) -> None:
         """Store the options of inference among a constructor's arguments (its `locals()`) as attributes."""
@@ -229,11 +231,13 @@ class ZooTask(L.LightningModule):
         stage = "test" if self.trainer.testing else "val"
         values = {f"{stage}/{key}": value for key, value in self._means.compute().items()}
         # callbacks would take the value of an earlier validation for one that this does not give
-        undefined = [name for name in self.logged_metric_names if name not in values and name.startswith(stage)]
-        self.logged_metric_names = (*values, *undefined)
+        self.undefined_metrics = tuple(
+            name for name in self.logged_metric_names if name not in values and name.startswith(stage)
+        )
+        self.logged_metric_names = (*values, *self.undefined_metrics)
         if not self.trainer.sanity_checking:
             self.log_dict(values, on_step=False, on_epoch=True, rank_zero_only=True)
-            known = values | dict.fromkeys(undefined, math.nan)
+            known = values | dict.fromkeys(self.undefined_metrics, math.nan)
             self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in known.items()})
         elif math.isinf(float(self.trainer.num_sanity_val_steps)):
             # Lightning drops the values of a complete validation before step 1 (num_sanity_val_steps: -1)

@@ -354,12 +354,12 @@ def write_results(study: Study, config: StudyConfig, folder: Path) -> None:
     best = find_best(study)
     if best is None:
         return
-    fragment, trained = OmegaConf.create(), OmegaConf.load(folder / best.user_attrs["folder"] / CONFIG_NAME)
+    fragment, config_file = OmegaConf.create(), folder / best.user_attrs["folder"] / CONFIG_NAME
     for key, value in recipe_values(best).items():
         option = config.keys[key]
-        if option.endswith(".class_path"):  # with the arguments that the trial kept of another class
+        if option.endswith(".class_path") and config_file.is_file():
             option = option.removesuffix(".class_path")
-            value = OmegaConf.select(trained, option)
+            value = OmegaConf.select(OmegaConf.load(config_file), option)  # with arguments kept of another class
         OmegaConf.update(fragment, option, value, force_add=True)
     command = shlex.join(["zoo", "fit", *config.fit, "--config", str(folder / BEST_NAME)])
     text = (

@@ -15,7 +15,7 @@ from tests.harness import environment
 from tests.runs.hub.hub_server import TOKEN, Hub
 from zoo.cli.main import main
 from zoo.runs.checkpoints import load_checkpoint
-from zoo.runs.hub.models import HubName, is_hub_name, parse_hub_name
+from zoo.runs.hub.models import HubName, is_hub_name, parse_hub_name, redact
 from zoo.runs.load import load
 
 ONE_STEP = ("--trainer.max_steps=1", "--trainer.limit_val_batches=1", "--trainer.num_sanity_val_steps=0")
@@ -246,3 +246,15 @@ def test_names() -> None:
     for wrong in ("hf://a", "hf://a/b/c", "hf://../b", "hf://a/b@", "hf://a/b@../x", "hf://a/b c"):
         with pytest.raises(ValueError, match="expected hf://"):
             parse_hub_name(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "safe"),
+    [
+        ("postgresql://user:p@ss@host/db", "postgresql://host/db"),
+        ("https://host/a@b.wav", "https://host/a@b.wav"),
+        ("https://host/a.wav?signature=1@2", "https://host/a.wav"),
+    ],
+)
+def test_passwords_and_signatures_of_addresses_are_left_out(text, safe):
+    assert redact(text) == safe

@@ -21,8 +21,7 @@ from zoo.audio.io.resample import resample_array
 _SILENCE = 1e-4  # of full scale (-80 dB): a quieter signal holds nothing to compare
 _PESQ_SECONDS = 15.0  # P.862's buffers end at 50 utterances of at least 0.4 s with their pause; beyond, C code crashes
 _DTW_SECONDS = 20.0  # bounds the memory of the cost matrix: 1,723 x 1,723 frames at 22,050 Hz
-# P.862.2 of the lowest raw score, -0.5, for a result that is silent where the reference is not.
-_PESQ_FLOOR = 0.999 + 4 / (1 + math.exp(1.3669 * 0.5 + 3.8224))
+_PESQ_FLOOR = 0.999  # below every score of P.862.2: of a result that is silent where the reference is not
 _STOI_SECONDS = 0.4  # one segment of 30 frames (Taal et al., section 2)
 _NEPER_PER_CENT = math.log(2) / 1200
 
@@ -136,7 +135,7 @@ def _pesq(restored: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:
             scores.append(_PESQ_FLOOR)
             continue
         score = pesq(rate, reference, signal, "wb", on_error=PesqError.RETURN_VALUES)
-        scores.append(score if score > 0 else math.nan)  # errors are negative; a score is at least 1.02
+        scores.append(score if score > 0 else math.nan)  # errors are negative
     return [_mean_defined(scores)]
 
 
@@ -146,8 +145,6 @@ def _stoi(restored: np.ndarray, clean: np.ndarray, rate: int, extended: bool = F
 
     if len(clean) < _STOI_SECONDS * rate:
         return [math.nan]
-    if is_silent(restored):
-        return [0.0]
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)  # it warns and returns 1e-5 where too few frames hold speech
         try:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from zoo.common.checks import check_at_least
 from zoo.common.configs import load_recipe
 from zoo.common.systems import recipe_root
 from zoo.compressed_ad.convert.converter import DROPOUT, Kind, PolicyConverter, env_spec, grid_size, policy_spec
@@ -156,6 +157,7 @@ def _set_options(recipe: dict[str, Any], config: Mapping[str, Any], kind: Kind) 
         if config.get("env") not in (None, "darkroom", "dark_key_to_door"):
             data["root"] = f"${{oc.env:ZOO_DATA,data}}/{config['env']}"
     parts = to_number(config.get("gradient_accumulation_steps", 1), int, "gradient_accumulation_steps")
+    check_at_least(1, gradient_accumulation_steps=parts)
     table = KEYS | KEYS_OF_KIND[kind]
     if kind == "CAD":
         curriculum = data["curriculum"]["init_args"]

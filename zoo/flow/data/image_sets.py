@@ -107,7 +107,8 @@ def folder(path: Path, limit: int = 0, flat: bool = False) -> ImageSet:
     loose = image_files(path.glob("[!.]*"))[:limit]
     unlabelled = ImageSet(str(path), [], [0] * len(loose), FileImages(path, loose))
     if flat and loose:
-        if any(image_files(path.glob("[!.]*/**/[!.]*"))):
+        inner = (file for file in path.glob("[!.]*/**/[!.]*") if "/." not in file.relative_to(path).as_posix())
+        if any(file.suffix.lower() in SUFFIXES for file in inner):
             log.warning("%s: skipped folders of images beside images such as %s", path, loose[0].name)
         return unlabelled
     names: list[str] = []

@@ -23,7 +23,7 @@ LOG_IN = "log in by `hf auth login`, or set HF_TOKEN"
 DOWNLOADED = ("*.safetensors", "*.json", "README.md")
 _NAME = re.compile(r"hf:/{1,2}(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.+/-]+))?/?")  # a Path has one slash
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_SECRETS = re.compile(r"(?<=://)[^/\s]+@|(?<=\S)\?\S*$")  # password and signature of an address
+_SECRETS = re.compile(r"(?<=://)[^/?\s]+@|(?<=\S)\?\S*$")  # password and signature of an address
 
 
 class HubError(OSError):

@@ -118,7 +118,7 @@ class Plateau(LrMultiplier):
             names = ", ".join(sorted(map(str, trainer.callback_metrics))) or "none"
             raise ValueError(f"Plateau: monitor {self.monitor!r} is not logged; logged metrics: {names}")
         score = self.sign * float(trainer.callback_metrics[self.monitor])
-        if math.isnan(score):
+        if self.monitor in getattr(pl_module, "undefined_metrics", ()):
             return
         if score < self.best:
             self.best, self.waited = score, 0

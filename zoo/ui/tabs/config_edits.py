@@ -35,7 +35,7 @@ SWITCHES = {  # keys of edits that are no keys of the config
     "early_stopping": CallbackSwitch(
         ("EarlyStopping",),
         "lightning.pytorch.callbacks.EarlyStopping",
-        {"monitor": None, "mode": "min", "patience": 10},
+        {"monitor": None, "mode": "min", "patience": 10, "check_finite": False},
     ),
 }
 
