@@ -91,10 +91,10 @@ class VocoderTask(HiFiGANTask):
         """
         super().setup(stage)
         hops = self.encoder.hop_samples, self.generator.hop_length
-        found = getattr(getattr(self.trainer, "datamodule", None), "hops", hops)
-        if found != hops:
+        data_hops = getattr(getattr(self.trainer, "datamodule", None), "hops", hops)
+        if data_hops != hops:
             raise ValueError(
-                f"data.frame_rate and data.sample_rate make frames of {found} samples (input, audio), the encoder and "
+                f"data.frame_rate and data.sample_rate make frames of {data_hops} samples (input, audio), the encoder and "
                 f"the generator of {hops}"
             )
         if stage == "fit" and self.least_squares and is_sharded(self.trainer):

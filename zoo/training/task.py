@@ -237,8 +237,8 @@ class ZooTask(L.LightningModule):
         self.logged_metric_names = (*values, *self.undefined_metrics)
         if not self.trainer.sanity_checking:
             self.log_dict(values, on_step=False, on_epoch=True, rank_zero_only=True)
-            known = values | dict.fromkeys(self.undefined_metrics, math.nan)
-            self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in known.items()})
+            scores = values | dict.fromkeys(self.undefined_metrics, math.nan)
+            self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in scores.items()})
         elif math.isinf(float(self.trainer.num_sanity_val_steps)):
             # Lightning drops the values of a complete validation before step 1 (num_sanity_val_steps: -1)
             for logger in self.trainer.loggers:

@@ -116,9 +116,9 @@ def delete_run(folders: Folders, run: str) -> None:
     folder = folders.run(run)
     if folder.resolve() != folders.runs.resolve() / run:
         raise ValueError(f"{run} is a link: delete its folder where it is")
-    found = [each for path in folder.iterdir() if path.is_dir() for each in find_runs(path)]
+    runs = [each for path in folder.iterdir() if path.is_dir() for each in find_runs(path)]
     # W&B's folders have a config.yaml as well
-    inner = [each for each in found if find_checkpoints(each) or is_locked(each)]
+    inner = [each for each in runs if find_checkpoints(each) or is_locked(each)]
     if inner:
         raise ValueError(f"{run} holds another run: {inner[0].relative_to(folder)}; move or delete its folder first")
     with lock_folder(folder, "delete"):

@@ -275,20 +275,20 @@ def split_last_recordings(corpus: Corpus, items: int) -> tuple[range, range]:
     """
     numbers = recording_numbers(corpus)
     held_out = len(split_last_items(len(numbers), items)[0])
-    asked = len(numbers) - held_out
+    requested = len(numbers) - held_out
     while held_out > 1 and numbers[held_out - 1] == numbers[held_out]:
         held_out -= 1
-    warn_of_recordings(len(numbers) - held_out, asked)
+    warn_of_recordings(len(numbers) - held_out, requested)
     return range(held_out), range(held_out, len(numbers))
 
 
-def warn_of_recordings(held_out: int, asked: int) -> None:
-    """Warn where clips of one recording, which stay together, hold out more than twice what was asked for."""
-    if held_out > 2 * asked:
+def warn_of_recordings(held_out: int, requested: int) -> None:
+    """Warn where clips of one recording, which stay together, hold out more than twice the clips requested."""
+    if held_out > 2 * requested:
         _LOG.warning(
             "%d clips are for validation in place of %d: equally long clips whose names differ in a number at the end, "
             "such as x_1.wav and x_2.wav, count as copies of a recording, which stay together",
-            held_out, asked,
+            held_out, requested,
         )  # fmt: skip
 
 

@@ -202,8 +202,8 @@ def is_original_folder(path: Path) -> bool:
 
 def other_files(folder: Path) -> list[str]:
     """Name what a folder of adapters holds besides them."""
-    known = {META, PROGRESS, TOKENIZER, CONFIG, *PEFT_WEIGHTS}
-    names = {path.name for path in folder.iterdir()} - known
+    own = {META, PROGRESS, TOKENIZER, CONFIG, *PEFT_WEIGHTS}
+    names = {path.name for path in folder.iterdir()} - own
     return sorted(name for name in names if not (_WEIGHTS_FILE.fullmatch(name) or _AGENT_FOLDER.fullmatch(name)))
 
 
