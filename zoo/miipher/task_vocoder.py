@@ -94,8 +94,8 @@ class VocoderTask(HiFiGANTask):
         data_hops = getattr(getattr(self.trainer, "datamodule", None), "hops", hops)
         if data_hops != hops:
             raise ValueError(
-                f"data.frame_rate and data.sample_rate make frames of {data_hops} samples (input, audio), the encoder and "
-                f"the generator of {hops}"
+                f"data.frame_rate and data.sample_rate make frames of {data_hops} samples (input, audio), the encoder "
+                f"and the generator of {hops}"
             )
         if stage == "fit" and self.least_squares and is_sharded(self.trainer):
             raise ValueError(
