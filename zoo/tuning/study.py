@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 import optuna
 import yaml
@@ -29,7 +30,6 @@ from omegaconf import OmegaConf
 from optuna import Study
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial, Trial
-from sqlalchemy.engine import URL
 
 from zoo.common.atomic_files import write_atomic
 from zoo.common.checks import check_at_least
@@ -131,7 +131,7 @@ def open_study(
     """Load the study of a folder, or check its recipe and search space and begin it."""
     try:
         storage = RDBStorage(
-            url or URL.create("sqlite", database=str(folder / DATABASE)).render_as_string(),
+            url or f"sqlite:///{quote((folder / DATABASE).as_posix())}",
             engine_kwargs={"pool_pre_ping": True} if url else {"connect_args": {"timeout": 60}},
             heartbeat_interval=HEARTBEAT_SECONDS,
             grace_period=GRACE_SECONDS,
