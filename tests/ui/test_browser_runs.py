@@ -58,9 +58,9 @@ def test_runs_are_opened_compared_and_deleted(server: Server, browser: Any) -> N
     page.get_by_role("button", name=FIRST, exact=True).wait_for()
     check_layout(page, "runs")
 
-    while not page.get_by_role("heading", name=FIRST).is_visible():  # a busy page may still lay its table out
-        page.get_by_role("button", name=FIRST, exact=True).press("Enter")
-        page.wait_for_timeout(1000)
+    # in the table: a busy page may still show the cards of the narrow layout, which are about to go
+    page.locator("tbody").get_by_role("button", name=FIRST, exact=True).press("Enter")
+    page.get_by_role("heading", name=FIRST).wait_for()
     page.get_by_label("Label", exact=True).fill(HOSTILE)
     page.keyboard.press("Enter")
     page.get_by_role("heading", name=HOSTILE).wait_for()
