@@ -70,10 +70,9 @@ def recipe_option(recipe: Any, option: str) -> Any:
 
 def set_recipe_option(recipe: Any, option: str, value: Any) -> None:
     """Set a dotted option of a recipe; numbers in it are indices of lists."""
-    *parents, name = option.split(".")
-    for parent in parents:
-        recipe = recipe[parent]
-    recipe[int(name) if isinstance(recipe, list) else name] = value
+    parents, _, name = option.rpartition(".")
+    section = recipe_option(recipe, parents) if parents else recipe
+    section[int(name) if isinstance(section, list) else name] = value
 
 
 def to_plain_value(value: Any) -> Any:
