@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from zoo.blocks.image import classifier_free_guidance, multi_head_attention, pixel_attention, upsample_nearest
+from zoo.blocks.image import classifier_free_guidance, multi_head_attention, pixel_attention
 
 
 def test_guidance_scales_and_brings_the_deviation_back():
@@ -24,8 +24,3 @@ def test_attention_to_equal_keys_is_the_mean_of_the_values():
     tokens = torch.randn(2, 5, 6)
     results = multi_head_attention(tokens, torch.zeros_like(tokens), tokens, heads=3)
     torch.testing.assert_close(results, tokens.mean(dim=1, keepdim=True).expand(-1, 5, -1))
-
-
-def test_doubling_repeats_pixels():
-    x = torch.tensor([[[[1.0, 2.0]]]])
-    assert upsample_nearest(x).tolist() == [[[[1.0, 1.0, 2.0, 2.0]] * 2]]
