@@ -1,15 +1,9 @@
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image
 
 from zoo.flow import rendering
-
-
-def test_pixels_are_rounded_and_clamped() -> None:
-    values = torch.tensor([-3.0, -1.0, 0.0, 1.0, 2.0]).reshape(1, 1, 1, 5)
-    assert rendering.to_pixels(values)[0, 0, :, 0].tolist() == [0, 0, 128, 255, 255]
 
 
 def test_gif_has_all_frames_and_rests_on_the_last(tmp_path: Path) -> None:
