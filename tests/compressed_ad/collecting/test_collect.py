@@ -113,9 +113,11 @@ def test_corrupt_shard_is_made_again_and_other_settings_are_refused(tmp_path):
     collect(ENV, tmp_path / "store", EpsilonAlgorithm(), shard_size=3, **SMALL)
     before = content(tmp_path / "store")
     path = tmp_path / "store" / "shard_00001.npy"
-    path.write_bytes(path.read_bytes()[:-1] + b"\x07")
-    with pytest.raises(ValueError, match=r"shard_00001\.npy is corrupt"):
-        HistoryStore(tmp_path / "store")
+    whole = path.read_bytes()
+    for damaged in (whole[:-1] + b"\x07", whole[:-20]):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"shard_00001\.npy is (cut or )?corrupt"):
+            HistoryStore(tmp_path / "store")
     assert collect(ENV, tmp_path / "store", EpsilonAlgorithm(), shard_size=3, **SMALL) == {"made": 3, "skipped": 6}
     assert content(tmp_path / "store") == before
     with pytest.raises(ValueError, match=r"source\.best 1\.0 \(now 0\.5\)"):

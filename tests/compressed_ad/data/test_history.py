@@ -37,14 +37,6 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert len(copy) < 5000 and np.array_equal(pickle.loads(copy).read(7, 1), store.read(7, 1))
 
 
-def test_a_cut_shard_is_named(tmp_path: Path) -> None:
-    write(tmp_path / "store")
-    path = tmp_path / "store" / "shard_00001.npy"
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=r"shard_00001\.npy"):
-        HistoryStore(tmp_path / "store")
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
