@@ -21,10 +21,3 @@ def test_each_position_foretells_the_next_label():
         torch.testing.assert_close(token_losses(LOGITS, LABELS)[agent].sum(-1), per_text)
     assert (token_losses(LOGITS, LABELS) != 0).sum() == 6
     assert token_losses(LOGITS.bfloat16(), LABELS).dtype == torch.float32
-
-
-def test_agents_may_have_separate_labels():
-    separate = torch.stack([LABELS, LABELS.flip(0)])
-    torch.testing.assert_close(losses(LOGITS, separate)[0], losses(LOGITS, LABELS)[0])
-    torch.testing.assert_close(losses(LOGITS, separate)[1], losses(LOGITS.flip(1), LABELS)[1])
-    assert torch.equal(token_losses(LOGITS, separate)[0], token_losses(LOGITS, LABELS)[0])
