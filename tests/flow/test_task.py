@@ -59,8 +59,11 @@ def test_evaluation_is_deterministic_over_a_grid_of_times() -> None:
     task, batch = quiet_task(Spy()).eval(), make(2)
     first, count = task.evaluate(batch, 0, "val")
     assert count == 2 and first["loss"] == task.evaluate(batch, 0, "val")[0]["loss"]
-    _, t, label = task.net.calls[0]
+    torch.testing.assert_close(first["loss"], (batch["x1"] - batch["x0"]).square().mean())
+    x, t, label = task.net.calls[0]
     torch.testing.assert_close(t, ((torch.arange(10) + 0.5) / 10).repeat(2))
+    at, x1, x0 = t[:, None, None, None], *(batch[name].repeat_interleave(10, 0) for name in ("x1", "x0"))
+    torch.testing.assert_close(x, at * x1 + (1 - at) * x0)
     assert label.tolist() == [1] * 10 + [2] * 10
 
 
