@@ -87,26 +87,15 @@ def test_what_contradicts_itself_is_named() -> None:
         task.setup("fit")
 
 
-def test_inference_knows_the_classes_of_the_data_by_name() -> None:
-    task, names = quiet_task(Spy()), ["cat", "dog", "wild"]
-    task.specs = {"options": {"classes": None}}
-    assert task.inference().classes is None
-    task._complete_options(names)
-    assert task.inference().classes == names and task.specs["options"]["classes"] == names
-    for made, expected in (
-        (quiet_task(Spy(), classes=["a", "b", "c"]), ["a", "b", "c"]),
-        (quiet_task(Spy(0), label_drop=0.0), None),
-    ):
-        made._complete_options(names)
-        assert made.inference().classes == expected
-
-
-def test_inference_reads_images_as_the_data_do() -> None:
-    task, data = quiet_task(Spy()), SimpleNamespace(framing=Framing(2, 1, "crop", (0, 0, 9)))
-    task.specs = {"options": {}}
-    task._trainer = SimpleNamespace(datamodule=data, strategy=None)
-    task.setup("fit")
-    loaded = quiet_task(Spy())
+def test_inference_knows_the_classes_of_the_data_by_name_and_how_they_read_images() -> None:
+    names, task, loaded = ["cat", "dog", "wild"], quiet_task(Spy()), quiet_task(Spy())
+    named, unlabelled = quiet_task(Spy(), classes=["a", "b", "c"]), quiet_task(Spy(0), label_drop=0.0)
+    for each in (task, named, unlabelled):
+        each.specs = {"options": {"classes": None}}
+        data = SimpleNamespace(classes=names, framing=Framing(2, 1, "crop", (0, 0, 9)))
+        each._trainer = SimpleNamespace(datamodule=data, strategy=None)
+        each.setup("fit")
     loaded.on_load_checkpoint({"zoo": task.specs})
-    for each in (task, loaded):
-        assert (each.inference().resize, each.inference().background) == ("crop", (0, 0, 9))
+    for each, classes in ((task, names), (loaded, names), (named, ["a", "b", "c"]), (unlabelled, None)):
+        model = each.inference()
+        assert (model.classes, model.resize, model.background) == (classes, "crop", (0, 0, 9))

@@ -30,13 +30,11 @@ def model() -> Sampler:
     return Sampler(net(condition_channels=2), ConditionalOT(0.0), Solver("euler", 3), guidance, **parts).eval()
 
 
-def test_scales_of_one_are_the_conditional_field(model: Sampler) -> None:
+def test_a_scale_of_zero_is_the_field_of_empty_conditions(model: Sampler) -> None:
     images = model.image_condition.from_training(torch.zeros(3, 1, 8, 8), [0, 1, 2])
     messages = GenerationConditions(["a cat", "a dog", "a cat"], images)
     x = model.noise([1, 2, 3])
     complete = model.using(model.solver, None).field(None, messages)(0.3, x)
-    for guidance in (NestedGuidance({"image": 1.0, "text": 1.0}), Guidance(1.0)):
-        torch.testing.assert_close(model.using(model.solver, guidance).field(None, messages)(0.3, x), complete)
     empty = GenerationConditions([""] * 3, torch.zeros(3, 2, 8, 8))
     none = model.using(model.solver, None).field(None, empty)(0.3, x)
     torch.testing.assert_close(model.using(model.solver, Guidance(0.0)).field(None, messages)(0.3, x), none)
