@@ -62,15 +62,6 @@ def test_a_resume_notices_histories_that_were_collected_anew(tmp_path: Path) -> 
     assert old != new
 
 
-def test_batches_are_of_one_length_without_padding() -> None:
-    batches = list(build(curriculum=CURRICULUM, windows=RANDOM, epoch_items=40).train_dataloader())
-    lengths = [batch["steps"].length for batch in batches]
-    assert len(batches) == 10 and max(lengths[:2]) <= 7 and max(lengths) > 8
-    for batch in batches:
-        steps = batch["steps"]
-        assert torch.equal(steps.next_states[:, :-1][~steps.dones[:, :-1]], steps.states[:, 1:][~steps.dones[:, :-1]])
-
-
 def test_two_ranks_see_what_one_sees_with_the_double_batch() -> None:
     def batches(batch_size: int, rank: int, world: int) -> list[dict[str, Any]]:
         data = build(curriculum=CURRICULUM, windows=RANDOM, epoch_items=48, batch_size=batch_size)
@@ -83,6 +74,8 @@ def test_two_ranks_see_what_one_sees_with_the_double_batch() -> None:
         for field in range(5):
             halves = torch.stack([first["steps"][field], second["steps"][field]], 1).flatten(0, 1)
             assert torch.equal(halves, both["steps"][field])
+    lengths = [batch["steps"].length for batch in batches(8, 0, 1)]
+    assert max(lengths[:2]) <= 7 and max(lengths) > 8
 
 
 def test_statistics_are_those_of_training_histories(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from zoo.compressed_ad import Compressor, InContextPolicy, LinearEmbedding
+from zoo.compressed_ad import InContextPolicy, LinearEmbedding
 from zoo.compressed_ad.nets.steps import Steps
 
 
@@ -18,18 +18,12 @@ class LegacyEncoder:
     """
 
     def __init__(self, policy: InContextPolicy, fix_mask: bool = False) -> None:
-        embedding, compressor = policy.embedding, policy.compressor
-        if not isinstance(embedding, LinearEmbedding) or compressor is None:
-            raise ValueError(
-                f"the earlier model has a LinearEmbedding and a compressor, found {type(embedding).__name__} and "
-                f"{type(compressor).__name__}"
-            )
+        embedding = policy.embedding
         self.policy = policy
         self.fix_mask = fix_mask
         self.compressions = 0
         self.latents: Tensor | None = None
         self.tokens: Tensor | None = None
-        self._compressor: Compressor = compressor
         self._embedding = LinearEmbedding(embedding.dim, embedding.grid_size, embedding.num_actions)
         self._embedding.context = embedding.context
 
@@ -41,7 +35,7 @@ class LegacyEncoder:
         above = tokens.shape[1] - policy.capacity(compressed=True)
         if tokens.shape[1] > policy.capacity(self.latents is not None):
             old = tokens[:, :above] if self.latents is None else torch.cat([self.latents, tokens[:, :above]], 1)
-            self.latents, self.tokens = self._compressor(old), tokens[:, above:]
+            self.latents, self.tokens = policy.compressor(old), tokens[:, above:]
             self.compressions += 1
             tokens = self.tokens
         sequence = [tokens, query] if self.latents is None else [self.latents, tokens, query]
