@@ -42,6 +42,7 @@ def load_changed(change: Any) -> None:
         (lambda _: gold_answer("none", "here"), "here: no number in the right answer"),
         (lambda _: fit_weights(byte_crowd(context=8), ByteTokenizer(), TextFormat(), [Example("2 + 3", "5", "x", 1)]),
          "no prompt of 1 leaves a token"),
+        (lambda _: TextFormat(template="nothing"), "template"),
         (lambda _: TextBatches([5, 6], batch_size=3), "do not fill one batch"),
         (lambda _: TextBatches([300], token_budget=500, agents=2), "token_budget is 500, .* needs 600"),
     ],

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import torch
 
-from tests.ci_llm import task_parts
 from tests.ci_llm.crowd_parts import byte_crowd
-from tests.ci_llm.task_parts import trainer
+from tests.ci_llm.task_parts import task, trainer
 from zoo.ci_llm import Arithmetic, ByteTokenizer, TextData
 from zoo.ci_llm.data.text_files import TextFormat
 from zoo.ci_llm.validation_texts import to_one_line
@@ -20,7 +19,7 @@ def test_answers_are_those_of_the_inference(tmp_path: Path) -> None:
     corpus, text_format = Arithmetic(train_items=8, val_items=6, test_items=2), TextFormat(template=TEMPLATE)
     data = TextData(ByteTokenizer(), text_format=text_format, max_length=128, batch_size=4, corpus=corpus)
     settings = {"tokenizer": ByteTokenizer(), "template": TEMPLATE, "max_new_tokens": 6}
-    made = task_parts.task(byte_crowd(2, 256), **settings)
+    made = task(byte_crowd(2, 256), **settings)
     torch.manual_seed(0)
     trainer(tmp_path, callbacks=[Samples(items=3)], max_steps=2, val_check_interval=2).fit(made, datamodule=data)
     table = tmp_path / "media" / "step_00000002" / "val_answers.csv"

@@ -168,23 +168,15 @@ def test_equal_texts_are_held_out_together(tmp_path):
         rows(distinct[:1] * 40)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda folder: TextData(BYTES, str(folder / "long.jsonl"), TextFormat(too_long="drop"), 80, cache=None),
-            r"64 of 40 texts would be held out: --data\.val_items 4",  # of those that are not dropped
-        ),
-        (lambda folder: TextData(BYTES, str(folder), cache=None, max_length=18), r"line \d+: .* --data.max_length"),
-        (lambda folder: TextFormat(template="nothing"), "template"),
-    ],
-    ids=("dropped", "max_length", "template"),
-)
-def test_refused(tmp_path, make, message):
+def test_too_few_texts_and_too_long_ones_are_refused(tmp_path):
     write(tmp_path / "train.jsonl", texts(40))
-    write(tmp_path / "long.jsonl", [("a", "b" * (90 if i % 2 else 1)) for i in range(80)])
-    with pytest.raises(ValueError, match=message):
-        prepare(make(tmp_path))
+    half = write(tmp_path / "half.jsonl", [("a", "b" * (90 if i % 2 else 1)) for i in range(80)])
+    for root, text_format, max_length, message in (
+        (half, TextFormat(too_long="drop"), 80, r"64 of 40 texts would be held out: --data\.val_items 4"),
+        (tmp_path, TextFormat(), 18, r"line \d+: .* --data.max_length"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            prepare(TextData(BYTES, str(root), text_format, max_length, cache=None))
 
 
 def test_all_misfits_are_in_one_message_with_the_options_that_mend_them(tmp_path):

@@ -1,21 +1,16 @@
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from zoo.ci_llm import Agents, Backbone, Crowd, Mean
+from tests.parity.ci_llm.test_crowd import built
+from zoo.ci_llm import Crowd, Mean
 from zoo.ci_llm.inference.generate import generate
 
 
 @pytest.fixture(scope="module", params=["batched", "sequential"])
 def crowd(folder: Path, request) -> Crowd:
-    settings = json.loads((folder / "checkpoint_step_7" / "ci_llm_meta_config.json").read_text())
-    agents = Agents(settings["K_agents"], settings["r"], settings["lora_alpha"], tuple(settings["target_modules"]))
-    built = Crowd(Backbone(str(folder / "backbone"), attention="eager"), agents, request.param)
-    for agent in range(agents.count):
-        agents.load_adapter(agent, torch.load(folder / "checkpoint_step_7" / f"agent{agent}_weights.pth"))
-    return built
+    return built(folder, request.param, attention="eager")
 
 
 def test_left_padded_batch(crowd, io):
