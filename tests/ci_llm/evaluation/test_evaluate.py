@@ -75,13 +75,8 @@ def test_the_files_hold_every_item_and_every_system(tmp_path: Path) -> None:
     assert {"evaluation.json", "evaluation.csv", "evaluation.png", "reliability.png"} <= names
 
 
-@pytest.fixture
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zoo.common.reports.write_figure", lambda path, figure: None)
-
-
-@pytest.mark.usefixtures("no_figures")
 def test_two_processes_and_a_kill_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zoo.common.reports.write_figure", lambda path, figure: None)
     run(tmp_path / "one", settings=FEW)
     expected = contents(tmp_path / "one")
     assert run(tmp_path / "two", settings=FEW, rank=1, world_size=2) == {"missing": 2}

@@ -3,22 +3,18 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
-from PIL import Image
 
+from zoo.flow import rendering
 from zoo.flow.data import image_sets
 from zoo.flow.data.images import Framing
-
-
-def touch(path: Path, grey: int = 0) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (4, 4), (grey,) * 3).save(path)
 
 
 def test_folders_are_classes_in_sorted_order(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     names = ["cat/deep/er/x.jpeg", "dog/a.png", "dog/b.JPG", "dog/notes/y.webp"]
     for name in [*reversed(names), ".thumbnails/x.png", "cat/.cache/y.png"]:
-        touch(tmp_path / name)
+        rendering.write_png(tmp_path / name, np.zeros((4, 4, 3), np.uint8))
     (tmp_path / "dog" / "._a.png").write_bytes(b"resource fork")
     (tmp_path / "empty").mkdir()
     (tmp_path / "readme.txt").write_text("x")
@@ -59,7 +55,8 @@ def test_the_package_datasets_gives_what_is_expected_of_it(tmp_path: Path, monke
     for split, count in (("train", 3), ("test", 2)):
         for name, grey in (("cat", 50), ("dog", 200)):
             for number in range(count):
-                touch(tmp_path / "set" / split / name / f"{number}.png", grey + number)
+                pixels = np.full((4, 4, 3), grey + number, np.uint8)
+                rendering.write_png(tmp_path / "set" / split / name / f"{number}.png", pixels)
     datasets = pytest.importorskip("datasets")  # the extra images
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     train, held_out = image_sets.hub(str(tmp_path / "set"), limit=2)

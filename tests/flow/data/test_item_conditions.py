@@ -5,20 +5,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from tests.flow.conditions import digits, net, prepared, text
-from zoo.flow import ImageData, Inpainting
+from zoo.flow import ImageData, Inpainting, rendering
 from zoo.flow.data import image_sets
 from zoo.flow.data.item_conditions import CAPTION, DERIVED, CachedPromptStates
 from zoo.training.resume import item_seed
 
 
 def write(path: Path, shade: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    values = np.full((8, 8), shade, np.uint8)
+    values = np.full((8, 8, 1), shade, np.uint8)
     values[:, :4] = 0  # so that its mirror image is another
-    Image.fromarray(values).save(path)
+    rendering.write_png(path, values)
 
 
 def test_states_are_encoded_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +57,6 @@ def test_items_have_states_and_images(tmp_path: Path) -> None:
 
 
 def test_captions_of_files_and_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "sub").mkdir()
     for number, name in enumerate(["b.png", "a.png", "c.jpg"]):
         write(tmp_path / name, 40 * number)
         (tmp_path / name).with_suffix(".txt").write_text(f"shade {number}\n\nnumber {number}\n")

@@ -113,9 +113,7 @@ def test_mistakes_are_named(tmp_path):
 def test_other_classes_are_refused(tmp_path):
     folder = tmp_path / "samples"
     for name in ("cat", "dog"):
-        (tmp_path / "real" / name).mkdir(parents=True)
         rendering.write_png(tmp_path / "real" / name / "0.png", np.zeros((4, 4, 3), np.uint8))
-    folder.mkdir()
     rendering.write_png(folder / "0.png", np.zeros((4, 4, 3), np.uint8))
     (folder / "labels.csv").write_text("file,label\n0.png,1\n")
     (folder / "settings.json").write_text('{"classes": ["bird", "cat"]}')

@@ -13,7 +13,6 @@ def pictures(count=4, size=3, channels=1):
 
 
 def write(folder, pixels, names=None):
-    folder.mkdir(parents=True, exist_ok=True)
     for index, image in enumerate(pixels):
         rendering.write_png(folder / (names[index] if names else f"{index}.png"), image)
     return folder

@@ -7,18 +7,13 @@ from zoo.flow import PooledTransport, WithinClassTransport
 from zoo.flow.process.coupling import match_pairs
 
 
-@pytest.fixture
-def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    torch.manual_seed(0)
-    return torch.randn(6, 2, 3), torch.randn(6, 2, 3), torch.tensor([1, 2, 1, 1, 2, 3])
-
-
 def cost(x0: torch.Tensor, x1: torch.Tensor) -> float:
     return (x0 - x1).square().sum().item()
 
 
-def test_within_classes(batch):
-    x0, x1, label = batch
+def test_within_classes():
+    torch.manual_seed(0)
+    x0, x1, label = torch.randn(6, 2, 3), torch.randn(6, 2, 3), torch.tensor([1, 2, 1, 1, 2, 3])
     permutation = WithinClassTransport().permutation(x0, x1, label)
     assert torch.equal(WithinClassTransport().permutation(x0, x1, None), match_pairs(x0, x1))
     assert sorted(permutation.tolist()) == list(range(6))

@@ -11,6 +11,8 @@ ROOT = torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.5, 0.0], [-0.3, 0.4, 0.8]], dtype=
 COVARIANCE = ROOT @ ROOT.T
 EYE = torch.eye(3, dtype=torch.float64)
 SOLVER = Solver("dopri5", rtol=1e-7, atol=1e-7)
+DATA = MEAN + torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) @ ROOT.T
+EXACT = torch.distributions.MultivariateNormal(MEAN, COVARIANCE).log_prob(DATA)
 
 
 def field(t: float, x: torch.Tensor) -> torch.Tensor:
@@ -20,36 +22,25 @@ def field(t: float, x: torch.Tensor) -> torch.Tensor:
     return MEAN + (x.flatten(1) - t * MEAN) @ gain.T
 
 
-@pytest.fixture
-def data() -> torch.Tensor:
-    torch.manual_seed(0)
-    return MEAN + torch.randn(6, 3, dtype=torch.float64) @ ROOT.T
-
-
-@pytest.fixture
-def exact(data) -> torch.Tensor:
-    return torch.distributions.MultivariateNormal(MEAN, COVARIANCE).log_prob(data)
-
-
 @pytest.mark.parametrize("shape", [(3,), (3, 1, 1)])
-def test_exact_divergence_gives_the_gaussians_density(data, exact, shape):
+def test_exact_divergence_gives_the_gaussians_density(shape):
     def shaped(t, x):
         return field(t, x).reshape(x.shape)
 
     with torch.inference_mode():
-        result = log_likelihood(shaped, data.reshape(6, *shape), SOLVER, probes=None)
+        result = log_likelihood(shaped, DATA.reshape(6, *shape), SOLVER, probes=None)
     assert result.x0.shape == (6, *shape) and result.nfe > 0
-    torch.testing.assert_close(result.log_p.clone(), exact, atol=1e-5, rtol=0)
-    torch.testing.assert_close(SOLVER.solve(field, result.x0.reshape(6, 3)).x, data, atol=1e-5, rtol=0)
+    torch.testing.assert_close(result.log_p.clone(), EXACT, atol=1e-5, rtol=0)
+    torch.testing.assert_close(SOLVER.solve(field, result.x0.reshape(6, 3)).x, DATA, atol=1e-5, rtol=0)
 
 
-def test_hutchinsons_estimate_agrees_with_the_exact_density(data, exact):
+def test_hutchinsons_estimate_agrees_with_the_exact_density():
     generator = torch.Generator().manual_seed(0)
     for probes in (1, 4):
-        rows = data[:1].expand(2000, 3)
+        rows = DATA[:1].expand(2000, 3)
         estimates = log_likelihood(field, rows, Solver("rk4", 20), probes, generator).log_p
         error = estimates.std() / 2000**0.5
-        assert abs(estimates.mean() - exact[0]) < 4 * error
+        assert abs(estimates.mean() - EXACT[0]) < 4 * error
         assert error < 0.03 / probes**0.5
 
 

@@ -7,6 +7,7 @@ import torch
 from zoo.flow.process.solvers import Solver
 
 DOUBLE = torch.float64
+START = torch.tensor([[1.0, 0.0], [0.5, -2.0]], dtype=DOUBLE)
 
 
 def rotate(t: float, x: torch.Tensor) -> torch.Tensor:
@@ -20,37 +21,32 @@ def rotated(x: torch.Tensor, first: float, last: float) -> torch.Tensor:
     return x @ torch.tensor([[c, s], [-s, c]], dtype=x.dtype)
 
 
-@pytest.fixture
-def start() -> torch.Tensor:
-    return torch.tensor([[1.0, 0.0], [0.5, -2.0]], dtype=DOUBLE)
-
-
 @pytest.mark.parametrize(
     ("method", "order", "evaluations"), [("euler", 1, 1), ("midpoint", 2, 2), ("heun2", 2, 2), ("rk4", 4, 4)]
 )
-def test_order_of_convergence(start, method, order, evaluations):
+def test_order_of_convergence(method, order, evaluations):
     steps = 40
     errors = []
     for n in (steps, 2 * steps):
-        solution = Solver(method, n).solve(rotate, start)
+        solution = Solver(method, n).solve(rotate, START)
         assert solution.nfe == evaluations * n
-        errors.append((solution.x - rotated(start, 0, 1)).abs().max().item())
+        errors.append((solution.x - rotated(START, 0, 1)).abs().max().item())
     assert math.log2(errors[0] / errors[1]) == pytest.approx(order, abs=0.2)
 
 
 @pytest.mark.parametrize("method", ["euler", "midpoint", "heun2", "rk4", "dopri5"])
-def test_backwards_and_partial_intervals(start, method):
+def test_backwards_and_partial_intervals(method):
     solver = Solver(method, 400)
-    back = solver.solve(rotate, start, start=1.0, end=0.25)
+    back = solver.solve(rotate, START, start=1.0, end=0.25)
     tolerance = 0.02 if method == "euler" else 1e-4
-    torch.testing.assert_close(back.x, rotated(start, 1.0, 0.25), atol=tolerance, rtol=0)
+    torch.testing.assert_close(back.x, rotated(START, 1.0, 0.25), atol=tolerance, rtol=0)
     assert back.times[0] == 1.0 and back.times[-1] == 0.25
 
 
-def test_trajectory_of_dopri5_has_the_grid(start):
-    adaptive = Solver("dopri5", 4, rtol=1e-8, atol=1e-8).solve(rotate, start, keep_trajectory=True)
+def test_trajectory_of_dopri5_has_the_grid():
+    adaptive = Solver("dopri5", 4, rtol=1e-8, atol=1e-8).solve(rotate, START, keep_trajectory=True)
     for t, x in zip(adaptive.times, adaptive.trajectory, strict=True):
-        torch.testing.assert_close(x, rotated(start, 0, t), atol=1e-6, rtol=0)
+        torch.testing.assert_close(x, rotated(START, 0, t), atol=1e-6, rtol=0)
 
 
 def stiff(t: float, x: torch.Tensor) -> torch.Tensor:
