@@ -10,8 +10,9 @@ from safetensors.torch import save_file
 
 from tests.ci_llm.task_parts import byte_task, loader, pretrain_task, texts, trainer
 from zoo.ci_llm import AdapterFolders, PretrainedTokenizer
-from zoo.ci_llm.convert.checkpoints import _recipe_options
+from zoo.ci_llm.convert import convert
 from zoo.ci_llm.convert.read import read_original, read_peft
+from zoo.runs.checkpoints import load_checkpoint
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints
 from zoo.training.callbacks.ema import EMA
 from zoo.training.callbacks.rng import RNGState
@@ -32,7 +33,11 @@ def test_folders_hold_what_was_trained(tmp_path):
     final = tmp_path / "final_checkpoint"
     original = read_original(final)
     config = {"model_name": None, "seed_everything": 1, **settings}
-    assert _recipe_options(original.progress) == {"template": "<{prompt}>", "max_new_tokens": 24}
+    (tmp_path / "backbone").mkdir()
+    task.crowd.backbone.save_source(tmp_path / "backbone")
+    convert(final, tmp_path / "run" / "a.ckpt", tmp_path / "backbone")
+    options = load_checkpoint(tmp_path / "run" / "a.ckpt")["zoo"]["options"]
+    assert options == {"template": "<{prompt}>", "max_new_tokens": 24}
     assert original.progress == {"epoch": 1, "global_step": 6, "config": config, "completed": True}
     assert original.backbone["sha256"] == task.crowd.backbone.fingerprint()
     peft = read_peft(tmp_path / "peft_final")

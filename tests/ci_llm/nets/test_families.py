@@ -6,10 +6,11 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 
+from tests.ci_llm.crowd_parts import batch
 from zoo.ci_llm import Agents, Backbone, Crowd
 from zoo.ci_llm.nets.backbone import positions
 
-_NUMBERS = {"vocab_size": 24, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_NUMBERS = {"vocab_size": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _SIZES = {
     **_NUMBERS, "num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4,
     "max_position_embeddings": 64,
@@ -38,12 +39,6 @@ def crowd(family, **agents):
     return Crowd(Backbone(config=config, attention=attention, gradient_checkpointing=True), Agents(COUNT, **settings))
 
 
-def batch():
-    ids = torch.randint(3, 24, (3, 9), generator=torch.Generator().manual_seed(0))
-    mask = torch.tensor([[1] * 9, [1] * 6 + [0] * 3, [0] * 4 + [1] * 5])
-    return ids * mask, mask
-
-
 def peft_model(net, agent, targets, rank, alpha, rslora=False):
     """The agent as a model of peft."""
     modules = targets if isinstance(targets, str) else list(targets)
@@ -53,7 +48,9 @@ def peft_model(net, agent, targets, rank, alpha, rslora=False):
         fan_in_fan_out=is_conv1d,
     )  # fmt: skip
     model = copy.deepcopy(net.backbone.model)
-    for block, copied in zip(net.backbone.blocks, model.get_submodule(net.backbone._blocks_name()), strict=True):
+    names = {module: name for name, module in net.backbone.model.named_modules()}
+    for block in net.backbone.blocks:
+        copied = model.get_submodule(names[block])
         copied.forward = type(block).forward.__get__(copied)  # without activation checkpointing
     model.get_output_embeddings()._forward_pre_hooks.clear()
     for module in model.modules():
@@ -66,8 +63,8 @@ def peft_model(net, agent, targets, rank, alpha, rslora=False):
 
 def check(net, **config):
     """Logits, gradients, and logits after a step of AdamW."""
-    ids, mask = batch()
-    weights = torch.randn(3, 9, 24, generator=torch.Generator().manual_seed(3)) * mask[..., None] / mask.sum()
+    ids, mask, _ = batch()
+    weights = torch.randn(3, 7, 40, generator=torch.Generator().manual_seed(3)) * mask[..., None] / mask.sum()
     logits = net.eval()(ids, mask)
     (logits * weights).sum().backward()
     gradients = {key: value.grad for key, value in net.agents.named_parameters()}

@@ -6,7 +6,6 @@ import torch
 from tests.flow.conditions import autoencoder, net, prepared, quiet_task, text
 from zoo.blocks.autoencoder import sample_posterior
 from zoo.flow import DiT, ImageData, Inpainting, LatentData, OptimalTransport, PooledTransport
-from zoo.flow.data.items import Items
 from zoo.flow.nets.latent_space import LatentSpace
 from zoo.flow.process.coupling import match_pairs
 from zoo.flow.process.sampling import noise
@@ -30,11 +29,10 @@ def test_cached_latents_are_those_of_encoding_on_the_fly(tmp_path):
     latents = space()
     made = data(tmp_path, latents)
     assert made.sample_shape == (2, 4, 4) and len(made.train_set) == 90 and len(made.classes) == 10
-    plain: Items = made.images.train_set
     keys = [(3, 0), (3, 7), (5, 7)]
-    batch, reference = made.train_set.__getitems__(keys), plain.__getitems__(keys)
-    pixels, seeds = plain._data(keys)  # mirrored as the images' own items are
-    moments = latents.encode(pixels)
+    batch, reference = made.train_set.__getitems__(keys), made.images.train_set.__getitems__(keys)
+    seeds = [item_seed(made.seed, *key) for key in keys]
+    moments = latents.encode(reference["x1"])  # mirrored as the images' own items are
     expected = sample_posterior(moments, noise([item_seed(seed, 0, 2) for seed in seeds], (2, 4, 4)))
     torch.testing.assert_close(batch["x1"], expected, atol=2e-3, rtol=2e-3)  # moments are stored in float16
     assert torch.equal(batch["label"], reference["label"])
