@@ -1,8 +1,8 @@
 import torch
 
-from tests.compressed_ad.parts import DIM, GRID, histories, policy
+from tests.compressed_ad.parts import DIM, histories, policy
 from zoo.compressed_ad.losses import reconstruction_loss
-from zoo.compressed_ad.nets.compression import FieldDecoder, ReconstructionDecoder
+from zoo.compressed_ad.nets.compression import ReconstructionDecoder
 
 
 class Silent(ReconstructionDecoder):
@@ -22,14 +22,3 @@ def test_error_of_tokens_counts_rewarded_transitions_more_and_old_latents_once()
         weights = torch.ones_like(errors)
         weights[:, old:] += 4 * (compression.steps.rewards > 0)
         torch.testing.assert_close(reconstruction_loss(net, compression, 5.0), (weights * errors).mean())
-
-
-def test_fields_are_reported_as_classes() -> None:
-    net = policy(3, decoder=FieldDecoder(DIM, GRID, positions=None, heads=2, dropout=0.0))
-    torch.nn.init.zeros_(net.decoder.fields.weight)
-    torch.nn.init.zeros_(net.decoder.fields.bias)
-    uniform = torch.tensor([5.0, 5, 5, 2, 5, 5]).log().mean()
-    for compression in net(histories(2, 30)).compressions:
-        torch.testing.assert_close(reconstruction_loss(net, compression), uniform)
-        rewarded = (compression.steps.rewards > 0).float().mean()
-        torch.testing.assert_close(reconstruction_loss(net, compression, 3.0), uniform * (1 + 2 * rewarded))
