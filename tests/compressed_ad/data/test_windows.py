@@ -59,18 +59,11 @@ def episodes(steps: Steps) -> list[str]:
     return [str([field[0].tolist() for field in part]) for part in parts]
 
 
-def test_every_part_of_a_stored_history_is_an_item(store: HistoryStore) -> None:
-    items = windows(StoredSource(store, [2, 0]), 5, offset="every")
-    assert len(items) == 4 * 20
-    for item in (0, 19, 20, 43, 79):
-        number, offset = divmod(item, 20)
-        expected = history(store, [2, 0][number // 2], number % 2).slice(offset, offset + 5)
-        assert equal_steps(items[item]["steps"], expected)
+def test_fewer_items_than_histories_are_of_all_tasks(store: HistoryStore) -> None:
+    """tests/parity has every part of every history."""
     items = windows(StoredSource(store, [2, 0, 1]), None, 3)
-    for number, position in enumerate([2, 0, 1]):  # fewer items than histories: one of both streams of each task
+    for number, position in enumerate([2, 0, 1]):  # one of both streams of each task
         assert equal_steps(items[number]["steps"], history(store, position, 0))
-    source = StoredSource(store, [1, 2], streams=1, length=10)
-    assert equal_steps(windows(source)[1]["steps"], history(store, 2, 0).slice(0, 10))
 
 
 @pytest.mark.parametrize("offset", ["start", "random"])
