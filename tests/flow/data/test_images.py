@@ -94,7 +94,7 @@ def test_grey_of_a_tiff_is_read_as_its_tags_state(tmp_path: Path, bits: int, whi
     assert source.pixels(0, Framing(2, 1))[..., 0].tolist() == [[0, 255], [128, 64]]
 
 
-def test_crop_keeps_proportions_and_takes_the_centre(tmp_path: Path) -> None:
+def test_crop_keeps_proportions_and_takes_the_centre() -> None:
     pixels = np.zeros((4, 12), dtype=np.uint8)
     pixels[:, 4:8] = 200
     for values in (pixels, pixels.T):

@@ -14,20 +14,15 @@ GOLDEN = REPOSITORY / "tests" / "data" / "autoencoder_kl"
 CONFIG = {"block_out_channels": [4, 8], "layers_per_block": 1, "latent_channels": 2, "norm_num_groups": 2}
 
 
-@pytest.fixture(scope="module")
-def expected() -> dict[str, torch.Tensor]:
-    return load_file(GOLDEN / "expected.safetensors")
-
-
-def test_equals_diffusers(expected):
-    net = FrozenAutoencoder(str(GOLDEN)).net
+def test_equals_diffusers():
+    net, expected = FrozenAutoencoder(str(GOLDEN)).net, load_file(GOLDEN / "expected.safetensors")
     with torch.no_grad():
         moments = torch.cat([expected["mean"], expected["log_variance"]], 1)
         torch.testing.assert_close(net.encode(expected["images"]), moments, atol=1e-5, rtol=0)
         torch.testing.assert_close(net.decode(expected["z"]), expected["decoded"], atol=1e-5, rtol=0)
 
 
-def test_other_layouts_of_the_same_weights(tmp_path: Path, expected):
+def test_other_layouts_of_the_same_weights(tmp_path: Path):
     """A pipeline's folder, and attention as files of old name and shape it."""
     state = load_file(GOLDEN / "diffusion_pytorch_model.safetensors")
     old = {}
