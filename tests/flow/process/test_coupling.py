@@ -11,6 +11,11 @@ def cost(x0: torch.Tensor, x1: torch.Tensor) -> float:
     return (x0 - x1).square().sum().item()
 
 
+def test_distances_are_squared():
+    x0, x1 = torch.tensor([[0.0, 0.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0], [1.6, 0.8]])
+    assert match_pairs(x0, x1).tolist() == [0, 1]  # squares 1 + 1 or 3.2 + 0, lengths 1 + 1 or 1.79 + 0
+
+
 def test_within_classes():
     torch.manual_seed(0)
     x0, x1, label = torch.randn(6, 2, 3), torch.randn(6, 2, 3), torch.tensor([1, 2, 1, 1, 2, 3])
