@@ -44,12 +44,6 @@ def _admission(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_allowed", [])
 
 
-@pytest.fixture(scope="session")
-def repository() -> Path:
-    """The root of the checkout."""
-    return REPOSITORY
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Give each of several processes a half of the list, in order; one that has ended takes of what another has left.

@@ -95,8 +95,8 @@ MEASURED = ("train/samples_per_sec", "train/data_wait", "train/memory_gib")
 
 def record(run: Path) -> list[dict[str, str]]:
     """All rows of metrics.csv as text, without what a clock measured."""
-    with (run / "metrics.csv").open(newline="") as file:
-        return [{key: text for key, text in row.items() if key not in MEASURED} for row in csv.DictReader(file)]
+    rows = read_csv(run / "metrics.csv")
+    return [{key: text for key, text in row.items() if key not in MEASURED} for row in rows]
 
 
 def assert_equal_runs(run: Path, reference: Path) -> None:
@@ -110,6 +110,18 @@ def error_line(result: subprocess.CompletedProcess[str]) -> str:
     assert "Traceback" not in result.stderr
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("zoo: error: ")]
     return line
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"waited for {seconds} s"
+        time.sleep(0.05)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -182,7 +194,7 @@ def forked_ranks(*args: object, cwd: Path, **extra: str) -> list[subprocess.Comp
 
 def run_process(function: Callable[..., Any], *args: object, timeout: float = 300) -> int | None:
     """Call a function in a process of the fork server, whose OpenMP never ran, and return its exit code."""
-    process = SERVER.Process(target=_run_in_child, args=(function, args))
+    process = SERVER.Process(target=_call_in_child, args=(None, function, args))
     process.start()
     try:
         process.join(timeout)
@@ -190,11 +202,6 @@ def run_process(function: Callable[..., Any], *args: object, timeout: float = 30
     finally:
         process.kill()
         process.join()
-
-
-def _run_in_child(function: Callable[..., Any], args: Sequence[object]) -> None:
-    torch.set_num_threads(1)
-    function(*args)
 
 
 def in_fork(function: Callable[..., Any], *args: object, timeout: float = 600) -> Any:
@@ -215,7 +222,9 @@ def in_fork(function: Callable[..., Any], *args: object, timeout: float = 600) -
 def _call_in_child(connection: Any, function: Callable[..., Any], args: Sequence[object]) -> None:
     sys.path[:0] = [str(TOY)]
     torch.set_num_threads(1)
-    connection.send(function(*args))
+    result = function(*args)
+    if connection is not None:
+        connection.send(result)
 
 
 def _zoo_in_child(args: Sequence[str], cwd: str, variables: dict[str, str], out: str, err: str) -> None:

@@ -4,13 +4,14 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from tests.harness import REPOSITORY
 from zoo.cli.recipes import read_files
 from zoo.training.errors import ConnectionLostError
 
 
 @pytest.fixture(scope="module")
-def manifest(repository):
-    return list(yaml.safe_load_all((repository / "scripts" / "kubernetes.yaml").read_text()))
+def manifest():
+    return list(yaml.safe_load_all((REPOSITORY / "scripts" / "kubernetes.yaml").read_text()))
 
 
 def test_schema(manifest):

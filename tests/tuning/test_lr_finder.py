@@ -1,6 +1,5 @@
 """`zoo find-lr`: rates in closed form, GANs with two optimizers, a run that is left alone; all smoke recipes."""
 
-import csv
 import math
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from tests.harness import REPOSITORY, TOY_FIT, callback, contents
+from tests.harness import REPOSITORY, TOY_FIT, callback, contents, read_csv
 from tests.training.callbacks.parts import make_trainer
 from tests.training.test_gan import Task as ToyGAN
 from tests.training.test_gan import items
@@ -41,11 +40,6 @@ def run(task, test, data=None):
     trainer = make_trainer(test, max_epochs=-1, log_every_n_steps=1)
     trainer.fit(task, DataLoader(data or [torch.zeros(1)] * 50, batch_size=2 if data else 1))
     return test
-
-
-def rows(folder):
-    with (folder / "lr.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.mark.parametrize("curvature", [0.5, 20.0, 1000.0])
@@ -95,13 +89,14 @@ def test_a_test_is_deterministic_and_leaves_its_run_alone(tmp_path, monkeypatch,
     assert main([*TOY, *settings, "--output=second"]) == 0
     assert Path("first/lr.csv").read_bytes() == Path("second/lr.csv").read_bytes()
     assert Path("first/lr.png").stat().st_size > 10_000 and not Path("runs").exists()
-    rates = [float(row["lr_optimizer"]) for row in rows(Path("first"))]
+    rates = [float(row["lr_optimizer"]) for row in read_csv(Path("first/lr.csv"))]
     np.testing.assert_allclose(rates, np.geomspace(1e-7, 10, 30)[: len(rates)], rtol=1e-5)  # no warm-up, no decay
     assert output.strip().splitlines()[-1].startswith("--model.init_args.optimizer.init_args.lr=")
     assert main([*TOY[:1], *TOY[3:], "--ckpt_path=run", "--batches=30", "--output=third"]) == 0
     assert contents(Path("run")) == before
     assert {path.name for path in Path().iterdir()} == {"first", "run", "second", "third"}
-    assert float(rows(Path("third"))[0]["loss"]) < float(rows(Path("first"))[0]["loss"])  # trained weights
+    losses = [float(read_csv(Path(name, "lr.csv"))[0]["loss"]) for name in ("third", "first")]
+    assert losses[0] < losses[1]  # trained weights
 
 
 @pytest.mark.slow
@@ -110,6 +105,6 @@ def test_every_smoke_recipe_is_searched(recipe, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     assert main(["find-lr", str(recipe), "--batches=40"]) == 0
-    assert len(rows(next(Path("runs/find-lr").rglob("lr.csv")).parent)) > 10
+    assert len(read_csv(next(Path("runs/find-lr").rglob("lr.csv")))) > 10
     assert main(["find-batch", str(recipe), "--steps=1", "--max=8"]) == 0
     assert capsys.readouterr().out.strip().splitlines()[-1].startswith("--data.init_args.batch_size=")

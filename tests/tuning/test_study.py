@@ -1,6 +1,6 @@
 """`zoo tune` as its users run it: trials are runs, none is lost by a kill, none is counted twice."""
 
-import csv
+import functools
 import os
 import random
 import signal
@@ -8,14 +8,14 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import optuna
 import pytest
 import yaml
 
-from tests.harness import environment, forked, good, zoo
+from tests.harness import environment, forked, good, read_csv, wait_until, zoo
 from zoo.cli.main import main
 from zoo.runs.run_info import list_runs, read_curves
 
@@ -28,18 +28,6 @@ def start(arguments: Sequence[object], cwd: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, cwd=cwd, env=environment(), stdout=log, stderr=log)
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 900) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
-def rows(study: Path) -> list[dict[str, str]]:
-    with (study / "trials.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_a_grid_is_searched_in_two_calls(tmp_path: Path) -> None:
     study = tmp_path / "study"
     tune = ["tune", "flow/smoke", "--search", "model.optimizer.lr=choice(1e-9, .01)", "--sampler", "grid"]
@@ -47,13 +35,13 @@ def test_a_grid_is_searched_in_two_calls(tmp_path: Path) -> None:
     tune += ["--trainer.max_steps", "20", "--samples.enabled", "false", "--output", study]
     good(forked(*tune, "--trials", "1", cwd=tmp_path))
     good(forked("tune", "--trials", "2", "--output", study, cwd=tmp_path))
-    assert [(row["state"], row["model.optimizer.lr"]) for row in rows(study)] == [
+    assert [(row["state"], row["model.optimizer.lr"]) for row in read_csv(study / "trials.csv")] == [
         ("finished", "1e-09"),
         ("finished", "0.01"),
     ]
     best = (study / "best.yaml").read_text()
     assert f"--config {study / 'best.yaml'}" in best
-    trial = next(row["trial"] for row in rows(study) if row["model.optimizer.lr"] == "0.01")
+    trial = next(row["trial"] for row in read_csv(study / "trials.csv") if row["model.optimizer.lr"] == "0.01")
     trained = yaml.safe_load((study / trial / "config.yaml").read_text())["model"]["init_args"]["optimizer"]
     assert yaml.safe_load(best)["model"] == {"init_args": {"optimizer": trained}} and trained["init_args"]["lr"] == 0.01
 
@@ -68,7 +56,8 @@ def test_a_killed_trial_is_continued_and_pruned(tmp_path: Path) -> None:
     first = start(tune, tmp_path)
     try:
         # with more validations than the others have
-        wait_for(lambda: first.poll() is not None or len(read_curves(run / "metrics.csv").get("val/loss", [])) > 4)
+        losses = functools.partial(read_curves, run / "metrics.csv")
+        wait_until(lambda: first.poll() is not None or len(losses().get("val/loss", [])) > 4, 900)
         assert first.poll() is None, (tmp_path / "started.log").read_text()
         os.kill(first.pid, signal.SIGKILL)
     finally:
@@ -85,8 +74,8 @@ def test_a_killed_trial_is_continued_and_pruned(tmp_path: Path) -> None:
 
     output = good(forked(*tune, "--prune", "--startup", "2", cwd=tmp_path)).stdout
     assert "trial_0002: pruned" in output and "the first 3 of the grid's 4" in output
-    assert [row["state"] for row in rows(study)] == ["finished", "finished", "pruned"]
-    assert [row["model.optimizer.lr"] for row in rows(study)] == ["1e-09", "0.01", "1e-09"]
+    assert [row["state"] for row in read_csv(study / "trials.csv")] == ["finished", "finished", "pruned"]
+    assert [row["model.optimizer.lr"] for row in read_csv(study / "trials.csv")] == ["1e-09", "0.01", "1e-09"]
     assert read_curves(run / "metrics.csv")["val/loss"][0] == before
     command = f"zoo fit flow/smoke --samples.enabled=false --config {study / 'best.yaml'}"
     assert command in (study / "best.yaml").read_text()
@@ -134,7 +123,7 @@ def test_of_two_processes_one_is_killed(tmp_path: Path) -> None:
     tune = ["tune", "flow/smoke", "--search", f"{LR}=log(1e-5, 1e-2)", "--trials", "3", "--output", study]
     both = [start(tune, tmp_path), start(tune, tmp_path)]
     try:
-        wait_for(lambda: len(list(study.glob("trial_*"))) >= 2)
+        wait_until(lambda: len(list(study.glob("trial_*"))) >= 2, 900)
         time.sleep(chance.uniform(0, 10))
         os.kill(both[0].pid, signal.SIGKILL)
         assert both[1].wait(1500) == 0, (tmp_path / "started.log").read_text()
@@ -143,8 +132,9 @@ def test_of_two_processes_one_is_killed(tmp_path: Path) -> None:
             process.kill()
             process.wait()
     good(zoo("tune", "--output", study, "--trials", "3", cwd=tmp_path, timeout=1500))
-    assert [(row["trial"], row["state"]) for row in rows(study)] == [(f"trial_000{n}", "finished") for n in range(3)]
-    assert len({row[LR] for row in rows(study)}) == 3
+    trials = read_csv(study / "trials.csv")
+    assert [(row["trial"], row["state"]) for row in trials] == [(f"trial_000{n}", "finished") for n in range(3)]
+    assert len({row[LR] for row in trials}) == 3
     for run in list_runs(study):
         assert (run.state, run.step, run.recipe) == ("finished", 20, "flow/smoke")
         curve = read_curves(run.folder / "metrics.csv")[run.monitor or ""]
@@ -158,16 +148,16 @@ def test_failures_end_the_study(tmp_path: Path) -> None:
     failed = zoo(*tune, "--output", "study", cwd=tmp_path)
     assert failed.returncode == 1 and "Invalid learning rate: -3.0" in failed.stderr
     good(zoo(*tune, "--output", "study", cwd=tmp_path))
-    assert [row["state"] for row in rows(tmp_path / "study")] == ["failed"] * 3 + ["finished"]
+    assert [row["state"] for row in read_csv(tmp_path / "study/trials.csv")] == ["failed"] * 3 + ["finished"]
 
 
 def test_a_stopped_trial_is_continued_at_once(tmp_path: Path) -> None:
     tune = ["tune", "flow/smoke", "--search", f"{LR}=log(1e-5, 1e-2)", "--trials", "1", "--output", "study"]
     process = start([*tune, "--trainer.max_steps", "100", "--samples.enabled", "false"], tmp_path)
-    wait_for(lambda: list(tmp_path.glob("study/trial_0000/step_*.ckpt")))
+    wait_until(lambda: list(tmp_path.glob("study/trial_0000/step_*.ckpt")), 900)
     process.terminate()
     assert process.wait(60) == 143, (tmp_path / "started.log").read_text()
     newest = max(tmp_path.glob("study/trial_0000/step_*.ckpt")).name
     good(zoo("tune", "--output", "study", cwd=tmp_path))
-    assert [row["state"] for row in rows(tmp_path / "study")] == ["finished"]
+    assert [row["state"] for row in read_csv(tmp_path / "study/trials.csv")] == ["finished"]
     assert (tmp_path / "study/trial_0000/output.log").read_text().count(newest) > 1

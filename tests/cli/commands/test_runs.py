@@ -1,6 +1,6 @@
-import csv
 import json
 
+from tests.harness import read_csv
 from tests.run_folders import INTERRUPTED, make
 from zoo.cli.main import main
 
@@ -47,8 +47,7 @@ def test_compare_writes_tables_and_plots(tmp_path, capsys, caplog):
     messages = capsys.readouterr().out
     for part in ("trainer.max_steps", "val/loss ↓", "0.25 (0.25)", "train/loss ↓"):
         assert part in messages
-    with (output / "compare.csv").open() as file:
-        rows = {(row["run"], row["metric"]): (row["best"], row["last"]) for row in csv.DictReader(file)}
+    rows = {(row["run"], row["metric"]): (row["best"], row["last"]) for row in read_csv(output / "compare.csv")}
     assert rows["2", "val/loss"] == ("0.25", "0.25")
     assert "2: train/loss is not finite since step 19" in caplog.text
     assert json.loads((output / "compare.json").read_text())["config"] == {"trainer.max_steps": [10, 20]}

@@ -3,12 +3,13 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import psutil
 import pytest
 import yaml
 
+from tests.harness import wait_until
 from tests.ui.browser import kill_trainings
 from tests.ui.conftest import make_queue, make_run
 from zoo.common.locks import lock_folder
@@ -20,13 +21,6 @@ from zoo.ui.processes.training_queue import ProcessRecord, TrainingQueue, read_r
 def no_process_is_left(folders: Folders) -> Iterator[None]:
     yield
     kill_trainings(folders.work)
-
-
-def wait_until(check: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not check():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def start(queue: TrainingQueue, recipe: str = "flow/smoke", **changes: object) -> str:
