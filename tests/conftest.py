@@ -44,6 +44,13 @@ def _admission(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_allowed", [])
 
 
+@pytest.fixture
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The test's own folder, made the working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Give each of several processes a half of the list, in order; one that has ended takes of what another has left.

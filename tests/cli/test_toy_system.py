@@ -1,7 +1,6 @@
 """A seventh system outside zoo/: converts and is loaded, with no edit in zoo/."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,14 +12,15 @@ from zoo.common import registry
 from zoo.runs.load import load
 
 
-def test_is_inspected_converted_and_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_is_inspected_converted_and_loaded(tmp_path, monkeypatch, capsys):
     original = tmp_path / "original.json"
-    original.write_text(json.dumps({"toy_gain": 1.5}))
+    original.write_text(json.dumps({"toy_gain": 1.5, "a.b": 0, "c": 0}))
     assert main(["inspect", str(original), *TOY_ARGS]) == 0
     assert "toy original" in capsys.readouterr().out
-    assert main(["convert", "toy_system", str(original), str(tmp_path / "ours"), *TOY_ARGS]) == 0
+    args = ["convert", "toy_system", str(original), str(tmp_path / "ours"), *TOY_ARGS, "--allow_partial", "false"]
+    assert main(args) == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[1:]]
+    assert lines == [["direction", "original -> ours"], ["tensors", "1"], ["missing", "none"], ["unexpected", "a.b, c"]]
     model = load(tmp_path / "ours", allow_import=["toy_system"])
     np.testing.assert_array_equal(model(np.ones(3, np.float32), 16000), np.full(3, 1.5, np.float32))
     files.write(tmp_path / "in.wav", np.full(100, 0.25, np.float32), 16000)

@@ -1,67 +1,36 @@
+import json
 import shutil
 
 import pytest
 import yaml
 
-from tests.harness import REPOSITORY, RUNS
+from tests.harness import REPOSITORY, RUNS, TOY_ARGS
 from zoo.cli.main import main
-
-CONVERTER = """
-def convert(source, target):
-    target.write_text(source.read_text().upper())
-    return {"direction": "original -> ours", "tensors": 3, "missing": [], "unexpected": ["a.b", "c"]}
-
-def convert_config(path):
-    return {"model": {"init_args": {"rate": 24000, "name": "é"}}}, ["num_workers", "dist.port"]
-"""
-
-
-@pytest.fixture
-def package(tmp_path, monkeypatch):
-    # Another name per test, since Python keeps imported modules.
-    name = f"shapes_{tmp_path.name.replace('-', '_')}"
-    folder = tmp_path / name
-    folder.mkdir()
-    (folder / "__init__.py").write_text('"""Shapes."""\n')
-    (folder / "convert.py").write_text(CONVERTER)
-    (folder / "configs").mkdir()
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "a.txt").write_text("weights")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return name
-
-
-def test_converts_and_prints_the_report(package, tmp_path, capsys):
-    call = ["convert", package, "a.txt", "b.txt", "--allow-import", package]
-    assert main([*call, "--allow_partial", "false"]) == 0
-    assert (tmp_path / "b.txt").read_text() == "WEIGHTS"
-    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[1:]]
-    assert lines == [["direction", "original -> ours"], ["tensors", "3"], ["missing", "none"], ["unexpected", "a.b, c"]]
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (["convert", "nothing", "a.txt", "x"], "no system 'nothing'; systems: "),
-        (["convert", "PACKAGE", "a.txt", "x", "--allow_partial=true"], "--allow_partial: the converter of"),
-        (["convert-config", "PACKAGE", "none.json"], "none.json: no such file"),
+        (["convert", "toy_system", "a.txt", "x", "--allow_partial=true"], "--allow_partial: the converter of"),
+        (["convert-config", "toy_system", "none.json"], "none.json: no such file"),
         (["convert-config", "miipher", "a.txt"], "a.txt"),
     ],
 )
-def test_errors_are_one_line(package, tmp_path, capsys, args, message):
-    args = [word.replace("PACKAGE", package) for word in args]
-    assert main(["--allow-import", package, *args]) == 1
+def test_errors_are_one_line(tmp_path, working_folder, capsys, args, message):
+    (tmp_path / "a.txt").write_text("weights")
+    assert main([*TOY_ARGS, *args]) == 1
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert not (tmp_path / "x").exists()
 
 
-def test_config_is_translated(package, tmp_path, capsys):
-    args = ["--allow-import", package, "convert-config", package, "config.json"]
+def test_config_is_translated(tmp_path, working_folder, capsys):
+    (tmp_path / "config.json").write_text(json.dumps({"name": "é", "seed": 3, "num_workers": 0, "dist.port": 0}))
+    args = [*TOY_ARGS, "convert-config", "toy_system", "config.json"]
     assert main(args) == 0
     printed = capsys.readouterr()
-    assert yaml.safe_load(printed.out) == {"model": {"init_args": {"rate": 24000, "name": "é"}}}
+    assert yaml.safe_load(printed.out) == {"wandb": {"name": "é"}, "seed_everything": 3}
     assert "# not translated: num_workers\n# not translated: dist.port\n" in printed.out
     assert printed.err == "not translated: num_workers\nnot translated: dist.port\n"
     assert main([*args, "--output", "new/recipe.yaml"]) == 0

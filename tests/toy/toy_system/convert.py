@@ -38,4 +38,11 @@ def convert(source: Path, target: Path) -> dict[str, Any]:
         "components": {"net": {"class_path": "toy_system.Gain", "init_args": {"start": 0.0}}},
     }
     write_export(target, specs, {"net": from_original(source)}, source=source.name)
-    return {"target": str(target)}
+    unexpected = [key for key in json.loads(source.read_text()) if key != "toy_gain"]
+    return {"direction": "original -> ours", "tensors": 1, "missing": [], "unexpected": unexpected}
+
+
+def convert_config(path: Path) -> tuple[dict[str, Any], list[str]]:
+    settings = json.loads(path.read_text())
+    recipe = {"wandb": {"name": settings.pop("name")}, "seed_everything": settings.pop("seed")}
+    return recipe, list(settings)
