@@ -20,6 +20,7 @@ from zoo.runs.metrics_csv import read_metrics
 from zoo.training.callbacks.metrics import TrainingMetrics
 from zoo.training.task import ZooTask
 
+pytestmark = pytest.mark.usefixtures("working_folder")
 RECIPES = sorted((REPOSITORY / "configs").glob("*/*.yaml"))
 FRAGMENTS = [path for path in RECIPES if path.parent.name == "trainer"]
 SMOKE = [path for path in RECIPES if path.name.startswith("smoke")]
@@ -87,11 +88,6 @@ def without_downloads(recipe: dict[str, Any]) -> dict[str, Any]:
         return {key: each for key, each in results.items() if each} or None
 
     return small(recipe) or {}
-
-
-@pytest.fixture(autouse=True)
-def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize(("recipe", "extra"), [*((path, ()) for path in SMOKE), (TOY_RECIPE, TOY_ARGS)], ids=str)
@@ -209,24 +205,6 @@ def test_a_run_is_started_continued_and_never_overwritten(
     newest(run).rename(run / "final.ckpt")
     assert main(["validate", *TOY_ARGS, "--ckpt_path", str(run / "final.ckpt")]) == 0
     assert (run / "validate.csv").read_text().splitlines()[1].startswith("12,")  # no number in the name
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["fit", "--ckpt_path", "last"], "no run with a checkpoint"),
-        (["fit", "--ckpt_path", "https://example.org/x.ckpt"], "local paths only"),
-        (["fit", "flow/smoke", "--init_from", ""], "init_from is ''"),
-        (["fit", "--config", str(VOCODER), "--trainer.accumulate_grad_batches", "2"], "step.accumulate"),
-    ],
-)
-def test_wrong_calls_get_one_line(
-    args: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(args) in (1, 2)
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
-    assert message in line
-    assert list(tmp_path.rglob("*.ckpt")) == []
 
 
 def test_weights_of_an_original_begin_and_predict_but_do_not_go_on(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from omegaconf.basecontainer import BaseContainer
 
 from tests.harness import REPOSITORY
 from zoo.common import foreign_files
-from zoo.common.configs import check_config_paths, load_run_config, load_yaml, merge, restrict_resolvers
+from zoo.common.configs import check_config_paths, load_run_config, load_yaml, restrict_resolvers
 from zoo.common.foreign_files import load_json, read_lines
 
 
@@ -19,16 +19,6 @@ def write_config(tmp_path: Path, **content: object) -> Path:
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(content))
     return path
-
-
-def test_a_mapping_that_names_all_keys_gives_their_order() -> None:
-    before = {"image": 1.5, "text": 3.0}
-    assert list(merge(before, {"text": 2.0, "image": 1.0}).items()) == [("text", 2.0), ("image", 1.0)]
-    assert list(merge(before, {"image": 2.0}).items()) == [("image", 2.0), ("text", 3.0)]
-
-
-def test_an_addition_of_nothing_adds_nothing() -> None:
-    assert merge({"callbacks": ["a"]}, {"callbacks+": None}) == {"callbacks": ["a"]}
 
 
 def test_variables_of_the_zoo_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,8 +64,7 @@ def test_nothing_else_is_resolved(text: str, tmp_path: Path) -> None:
         {"model": {"init_args": {"net": {"class_path": "x", "init_args": {"source": "http://127.0.0.1:9/model"}}}}},
     ],
 )
-def test_places_outside_of_a_run_are_refused(config: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_places_outside_of_a_run_are_refused(config: dict, tmp_path: Path, working_folder: Path) -> None:
     (tmp_path / "run").mkdir()
     with pytest.raises(ValueError, match="run: its config sets"):
         check_config_paths(config, tmp_path / "run")

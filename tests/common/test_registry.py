@@ -44,11 +44,6 @@ def test_refuses_in_one_line(name: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_a_typo_is_answered_with_the_nearest_name() -> None:
-    with pytest.raises(ValueError, match=r"zoo\.flow registers no class 'zoo\.flow\.UNt'; nearest: UNet"):
-        registry.get_class("zoo.flow.UNt")
-
-
 def test_a_slot_takes_its_base_class_only() -> None:
     path = {"class_path": "zoo.flow.Cosine"}
     mel = {"class_path": "zoo.audio.LogMel"}

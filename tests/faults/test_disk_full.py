@@ -32,7 +32,8 @@ def test_full_while_a_checkpoint_is_written(reference: Path, disk: Path, tmp_pat
     options = [*FIT, *callback("Ballast", megabytes=2), f"--trainer.default_root_dir={run}"]
     full = forked(*options, *callback("FillDisk", step=13, spare=spare), cwd=tmp_path)
     assert full.returncode == 1
-    assert "disk full" in error_line(full) and "--ckpt_path last" in error_line(full)
+    error = error_line(full.stderr)
+    assert error.startswith("zoo: error: ") and "disk full" in error and "--ckpt_path last" in error
     assert not list(run.glob(f"*{TEMPORARY_MARK}*"))
     names = sorted(path.name for path in run.glob("step_*.ckpt"))
     assert names == ["step_00000005.ckpt", "step_00000010.ckpt"]

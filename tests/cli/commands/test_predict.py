@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.harness import RUNS, contents, forked_ranks, good, newest
+from tests.harness import RUNS, contents, error_line, forked_ranks, good, newest
 from zoo.cli.main import main
 from zoo.runs.checkpoints import load_checkpoint, save_checkpoint
 
 
 @pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def work(tmp_path: Path, working_folder: Path) -> Path:
     """A folder with a run, and requests for it."""
-    monkeypatch.chdir(tmp_path)
     shutil.copytree(RUNS / "flow" / "smoke", "run")
     Path("in").mkdir()
     for number in range(5):
@@ -84,6 +83,5 @@ def test_wrong_calls_get_one_line(
     work: Path, args: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(args) in (1, 2)
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
-    assert message in line
+    assert message in error_line(capsys.readouterr().err)
     assert not Path("out").exists()

@@ -4,14 +4,15 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, constants
 
-from tests.harness import environment
+from tests.harness import environment, error_line
 from tests.runs.hub.hub_server import TOKEN, Hub
 from zoo.cli.main import main
 from zoo.runs.checkpoints import load_checkpoint
@@ -39,9 +40,24 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def error(capsys: pytest.CaptureFixture[str]) -> str:
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
-    return line
+@pytest.fixture
+def online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """What HF_ENDPOINT, HF_HUB_CACHE, HF_HUB_DISABLE_XET and HF_HUB_OFFLINE do when a process begins."""
+    hub = Hub()
+    monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.address + "/{repo_id}/resolve/{revision}/{filename}"
+    )
+    monkeypatch.setattr(constants, "HF_URL_HOSTS", frozenset({"127.0.0.1"}), raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    yield hub
+    hub.hold.clear()
+    hub.shutdown()
+    hub.server_close()
 
 
 @pytest.mark.parametrize("recipe", [*SYSTEMS, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)])
@@ -106,9 +122,8 @@ def test_card_has_the_last_values_until_the_checkpoint(run: Path, online: Hub, t
 
 
 def test_branches_private_models_and_names_in_tools(
-    run: Path, online: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, online: Hub, tmp_path: Path, working_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     assert main(["push", str(run), "hf://me/mine", "--private", "--revision", "v2"]) == 0
     model = online.repos["me/mine"]
     assert model.private and len(model.commits[model.branches["main"]]) == 1  # what a hub puts there itself
@@ -142,7 +157,7 @@ def test_branches_private_models_and_names_in_tools(
         (["fit", "--ckpt_path", "hf://me/mine"], "--init_from"),
     ):
         assert main(args) in (1, 2), args
-        assert message in error(capsys), args
+        assert message in error_line(capsys.readouterr().err), args
 
 
 def test_killed_upload_is_resumed(run: Path, online: Hub) -> None:
@@ -203,8 +218,6 @@ def test_unsafe_models_are_refused(run: Path, online: Hub, tmp_path: Path) -> No
 def test_errors_are_one_line_without_token(
     run: Path, online: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from huggingface_hub import constants
-
     good_model(run, online)
     monkeypatch.setenv("ZOO_TRACEBACK", "1")
     secret = "hf_AnotherSecretThatNobodyMaySee"
