@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import FIT
-from tests.harness import bests, callback, fingerprint, forked, good, newest, record
+from tests.harness import assert_equal_runs, bests, callback, forked, good, newest
 
 LARGEST_FOLDER = 4  # checkpoints: the last two, the best one, and the one being written
 SAVE_EVERY = 5
@@ -16,8 +16,7 @@ KILL, TERM = 9, 15
 
 
 def assert_same(run: Path, reference: Path) -> None:
-    assert fingerprint(newest(run)) == fingerprint(newest(reference))
-    assert record(run) == record(reference)
+    assert_equal_runs(run, reference)
     assert bests(run) == bests(reference)
     assert sorted(path.name for path in run.glob("*.ckpt")) == sorted(path.name for path in reference.glob("*.ckpt"))
 
@@ -51,13 +50,16 @@ def test_stopped_in_the_last_validation(reference: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "end",
-    [["--trainer.max_steps=13"], ["--trainer.max_steps=-1", "--trainer.max_epochs=1", "--checkpoints.every_n_steps=7"]],
-    ids=" ".join,
+    "ends",
+    [
+        [["--trainer.max_steps=13"]],
+        [["--trainer.max_steps=-1", "--trainer.max_epochs=1", "--checkpoints.every_n_steps=7"]],
+        [["--trainer.max_steps=20"], ["--trainer.max_steps=21"]],  # the end of an epoch, and a step more
+    ],
+    ids=str,
 )
-def test_a_finished_run_goes_on_when_given_more_steps(reference: Path, tmp_path: Path, end: list[str]) -> None:
+def test_a_finished_run_goes_on_when_given_more_steps(reference: Path, tmp_path: Path, ends: list[list[str]]) -> None:
     run = tmp_path / "run"
-    options = [*FIT, f"--trainer.default_root_dir={run}"]
-    good(forked(*options, *end, cwd=tmp_path))
-    good(forked(*options, "--ckpt_path=last", cwd=tmp_path))
+    for end in [*ends, []]:
+        good(forked(*FIT, f"--trainer.default_root_dir={run}", "--ckpt_path=auto", *end, cwd=tmp_path))
     assert_same(run, reference)

@@ -11,12 +11,10 @@ from toy_system.data import PairData
 from toy_system.nets import Gain
 from toy_system.task import GainTask
 
-from tests.harness import TOY_FIT, bests, callback, fingerprint, forked, forked_ranks, good, newest, record
+from tests.harness import TOY_FIT, callback, forked_ranks, newest
 from tests.training.callbacks.parts import make_trainer
 from zoo.runs.checkpoints import find_checkpoints, load_checkpoint, parse_score, parse_step
 from zoo.training.callbacks.checkpoint import Checkpoints
-
-EPOCH = 20  # batches of the toy recipe
 
 
 class SignalAfter(L.Callback):
@@ -41,9 +39,7 @@ def fit(folder: Path, *callbacks: L.Callback, ckpt_path: Path | None = None, kin
 
 
 @pytest.mark.parametrize(("batches", "in_validation"), [(3, False), (4, False), (4, True)])
-def test_signal_between_accumulated_batches_waits_for_the_step(
-    batches: int, in_validation: bool, tmp_path: Path
-) -> None:
+def test_signal_between_accumulated_batches_waits_for_the_step(batches, in_validation, tmp_path):
     callbacks = SignalAfter(batches, in_validation), Checkpoints(every_n_steps=None, every_minutes=None)
     with pytest.raises(SystemExit):
         fit(tmp_path, *callbacks, accumulate_grad_batches=3, max_steps=5, val_check_interval=batches)
@@ -111,17 +107,6 @@ def test_best_of_values_below_a_millionth(tmp_path):
     fit(tmp_path, Checkpoints(monitor="val/error"), kind=SmallTask, **settings)
     (path,) = tmp_path.glob("best-*.ckpt")
     assert parse_step(path) == 6 and 0 < parse_score(path) < 1e-6
-
-
-def test_chain_of_resumes_at_ends_of_epochs_equals_one_run(tmp_path):
-    ema = callback("zoo.training.EMA", modules=["net"], decay=0.9)
-    good(forked(*TOY_FIT, *ema, "--trainer.default_root_dir=whole", cwd=tmp_path))
-    for end in (EPOCH, EPOCH + 1, 60):
-        options = ["--trainer.default_root_dir=run", "--ckpt_path=auto", f"--trainer.max_steps={end}"]
-        good(forked(*TOY_FIT, *ema, *options, cwd=tmp_path))
-    full, run = tmp_path / "whole", tmp_path / "run"
-    assert fingerprint(newest(run)) == fingerprint(newest(full))
-    assert record(run) == record(full) and bests(run) == bests(full)
 
 
 def test_signal_at_one_rank_ends_both_and_saves_once(tmp_path):
