@@ -9,14 +9,10 @@ import torch
 import zoo
 from tests.harness import REPOSITORY
 
+pytestmark = pytest.mark.usefixtures("working_folder")
 GUIDE = REPOSITORY / "docs" / "python.md"
 SYSTEMS = [f"{system}/smoke" for system in ("hifigan", "audiosr", "flow", "compressed_ad", "ci_llm")]
 SYSTEMS.append("miipher/smoke_adapter")
-
-
-@pytest.fixture(autouse=True)
-def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def test_builds_trains_and_loads(tmp_path: Path) -> None:

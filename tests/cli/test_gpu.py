@@ -11,17 +11,12 @@ from zoo.cli.main import main
 from zoo.runs.load import load
 from zoo.runs.metrics_csv import read_metrics
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("working_folder")]
 
 SMOKE = sorted(f"{path.parent.name}/{path.stem}" for path in (REPOSITORY / "configs").glob("*/smoke*.yaml"))
 LIMITS = ("--trainer.val_check_interval=3", "--checkpoints.every_n_steps=3", "--loggers=[]")
 FLOAT32 = ("--trainer.accelerator=gpu", "--trainer.precision=32-true")
 PRECISIONS = {"float32": FLOAT32, "bfloat16": ("trainer/gpu",), "float16": ("trainer/amp",)}
-
-
-@pytest.fixture(autouse=True)
-def _working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def fit(recipe: str, steps: int, *options: str) -> Path:

@@ -89,9 +89,8 @@ TOOLS = [
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_tools_that_fill_a_folder_are_refused(
-    tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tool: str, working_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    with lock_folder(tmp_path / "out", "degrade"):
+    with lock_folder(working_folder / "out", "degrade"):
         assert main(tool.split()) == 1
     assert f"out is being written by `zoo degrade` (process {os.getpid()} on host" in capsys.readouterr().err

@@ -12,13 +12,9 @@ from tests.harness import TOY_ARGS, TOY_RECIPE, contents, fingerprint, newest
 from zoo.cli.main import main
 from zoo.runs.metrics_csv import read_metrics
 
+pytestmark = pytest.mark.usefixtures("working_folder")
 LIMITS = ["--trainer.log_every_n_steps=1", "--trainer.limit_val_batches=1", "--trainer.num_sanity_val_steps=0"]
 LIMITS += ["--samples.enabled=false", "--checkpoints.every_n_steps=3"]
-
-
-@pytest.fixture(autouse=True)
-def working_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def fit(run: Path, *args: object, recipe: object | None = None) -> int:

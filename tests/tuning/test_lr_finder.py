@@ -77,8 +77,7 @@ def test_a_loss_that_does_not_fall_suggests_nothing():
     assert suggest_lr(rates, rising, rising) is None
 
 
-def test_a_test_is_deterministic_and_leaves_its_run_alone(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_test_is_deterministic_and_leaves_its_run_alone(working_folder, capsys):
     assert main([*map(str, TOY_FIT), "--trainer.max_steps=5", "--trainer.default_root_dir=run"]) == 0
     before = contents(Path("run"))
     settings = ["--batches=30", "--max_lr=10", "--trainer.accumulate_grad_batches=3", "--data.batch_size", "4"]

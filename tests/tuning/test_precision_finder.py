@@ -10,8 +10,7 @@ from zoo.tuning import precision_finder
 
 
 @pytest.mark.parametrize("recipe", ["flow/smoke", "hifigan/smoke"])
-def test_precisions_are_compared_with_float32(recipe, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_precisions_are_compared_with_float32(recipe, tmp_path, working_folder, capsys):
     assert main(["find-precision", recipe, "--steps=1"]) == 0
     words = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
     rows = {row[0]: row for row in words if row}
@@ -21,8 +20,7 @@ def test_precisions_are_compared_with_float32(recipe, tmp_path, monkeypatch, cap
     assert not list(tmp_path.iterdir())
 
 
-def test_loss_is_that_of_a_batch_where_a_step_has_several(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_loss_is_that_of_a_batch_where_a_step_has_several(working_folder):
     losses = []
     for batches in (1, 4):
         recipe = ("flow/smoke", f"--trainer.accumulate_grad_batches={batches}")

@@ -34,9 +34,8 @@ def test_wrong_options_are_named(monkeypatch: pytest.MonkeyPatch, arguments: dic
         commands.main(**arguments)
 
 
-def test_a_taken_port_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_taken_port_is_named(working_folder: Path) -> None:
     pytest.importorskip("nicegui", reason="needs the extra `ui`")
-    monkeypatch.chdir(tmp_path)
     with socket.socket() as selected:
         selected.bind(("127.0.0.1", 0))
         selected.listen()

@@ -69,8 +69,7 @@ def test_checkpoint(tmp_path: Path, inspect: Inspect) -> None:
     assert code == 1 and "NO: " in out
 
 
-def test_last_is_the_newest_run(tmp_path: Path, inspect: Inspect, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_last_is_the_newest_run(tmp_path: Path, inspect: Inspect, working_folder: Path) -> None:
     file = tmp_path / "runs" / "flow" / "new" / "step_00000040.ckpt"
     file.parent.mkdir(parents=True)
     save_checkpoint(CHECKPOINT, file)

@@ -21,8 +21,7 @@ def test_the_list(tmp_path, capsys, monkeypatch):
     assert len(json.loads(capsys.readouterr().out)) == 2
 
 
-def test_what_is_missing_is_named(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_what_is_missing_is_named(tmp_path, capsys, working_folder):
     assert main(["runs"]) == 1
     assert "runs: no such folder" in capsys.readouterr().err
     (tmp_path / "runs" / "bare").mkdir(parents=True)
