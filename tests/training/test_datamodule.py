@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from toy_system.data import PairData
 
-from tests.harness import REPOSITORY, TOY, TOY_FIT
+import zoo
+from tests.harness import TOY_FIT
 from zoo.cli.main import main
-from zoo.cli.trainer import ZooCLI
 from zoo.training.resume import BucketBatchSampler
 
 
@@ -23,10 +23,7 @@ def test_lengths_choose_buckets() -> None:
         data.train_dataloader()
 
 
-def test_resume_with_other_data_warns_in_one_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(TOY)
+def test_resume_with_other_data_warns_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fit = [*map(str, TOY_FIT), f"--trainer.default_root_dir={tmp_path}"]
     warnings = []
     size, limit = "data.batch_size=4", ["trainer.limit_train_batches=10", "trainer.precision=bf16-mixed"]
@@ -46,19 +43,19 @@ def test_resume_with_other_data_warns_in_one_line(
         assert ("other training data than the checkpoint" in caplog.text) == is_warned
 
 
-@pytest.mark.parametrize("recipe", ["flow/demo_swissroll", "hifigan/smoke", "ci_llm/smoke"])
-def test_other_data_has_other_facts(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    change = {"flow": "kind=moons", "hifigan": "corpus.embedded_utterances=7", "ci_llm": "max_items=20"}
-    monkeypatch.chdir(tmp_path)
-
-    def read_contents(*options: str) -> str:
-        root = f"--trainer.default_root_dir={tmp_path}"
-        cli = ZooCLI("fit", ["--config", str(REPOSITORY / "configs" / f"{recipe}.yaml"), root, *options])
-        cli.datamodule.trainer = cli.trainer
-        cli.datamodule.prepare_data()
-        cli.datamodule.setup("fit")
-        return str(cli.datamodule._data_facts()["contents"])
-
-    contents = read_contents()
-    assert read_contents("--data.init_args.num_workers=0", "--data.init_args.batch_size=3") == contents
-    assert read_contents(f"--data.init_args.{change[recipe.split('/')[0]]}") != contents
+@pytest.mark.parametrize(
+    ("recipe", "change"),
+    [
+        ("flow/demo_swissroll", "kind=moons"),
+        ("hifigan/smoke", "corpus.embedded_utterances=7"),
+        ("ci_llm/smoke", "max_items=20"),
+    ],
+)
+def test_other_data_has_other_facts(recipe: str, change: str, working_folder: Path) -> None:
+    facts = []
+    for options in ([], ["data.num_workers=0", "data.batch_size=3"], [f"data.{change}"]):
+        _, data, data.trainer = zoo.build(recipe, options)
+        data.prepare_data()
+        data.setup("fit")
+        facts.append(data.state_dict()["circumstances"]["contents"])
+    assert facts[0] == facts[1] != facts[2]
