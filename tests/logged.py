@@ -54,10 +54,5 @@ def offline_runs(run: Path) -> list[Path]:
 def hparams(run: Path) -> tuple[EventAccumulator, dict[str, HParamsPluginData]]:
     events = EventAccumulator(str(run / "tensorboard"))
     events.Reload()
-    kinds = ("experiment", "session_start_info", "session_end_info")
-    results = {}
-    for kind in kinds:
-        if f"_hparams_/{kind}" in events.PluginTagToContent("hparams"):
-            content = events.PluginTagToContent("hparams")[f"_hparams_/{kind}"]
-            results[kind] = HParamsPluginData.FromString(content)
-    return events, results
+    content = events.PluginTagToContent("hparams").items()
+    return events, {tag.removeprefix("_hparams_/"): HParamsPluginData.FromString(each) for tag, each in content}

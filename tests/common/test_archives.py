@@ -13,8 +13,8 @@ from zoo.common.foreign_files import extract_archive
 CONTENT = {"a.wav": b"one" * 1000, "deep/er/b.wav": bytes(range(256)) * 40}
 
 
-def make_archive(folder: Path, suffix: str) -> Path:
-    for name, content in CONTENT.items():
+def make_archive(folder: Path, suffix: str, contents: dict[str, bytes] = CONTENT) -> Path:
+    for name, content in contents.items():
         (folder / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "in" / name).write_bytes(content)
     kind = {".tar": "tar", ".zip": "zip"}.get(suffix, "gztar")
@@ -22,12 +22,13 @@ def make_archive(folder: Path, suffix: str) -> Path:
     return made.rename(folder / f"corpus{suffix}")
 
 
+@pytest.mark.parametrize("expected", [CONTENT, {"a.txt": b"x"}], ids=["large", "small"])
 @pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".tgz", ".zip"])
-def test_archive_is_extracted_and_can_be_extracted_again(tmp_path, suffix):
-    archive = make_archive(tmp_path, suffix)
+def test_archive_is_extracted_and_can_be_extracted_again(tmp_path, suffix, expected):
+    archive = make_archive(tmp_path, suffix, expected)  # a small one may have less than a block of tar
     for _ in range(2):
-        assert extract_archive(archive, tmp_path / "out") == len(CONTENT)
-        assert contents(tmp_path / "out") == CONTENT
+        assert extract_archive(archive, tmp_path / "out") == len(expected)
+        assert contents(tmp_path / "out") == expected
 
 
 @pytest.mark.parametrize("name", ["../evil.wav", "/tmp/evil.wav", "a/../../evil.wav"])
@@ -78,13 +79,6 @@ def test_zips_that_cannot_be_read_are_refused(tmp_path, offset, value):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"corpus\.zip"):
         extract_archive(path, tmp_path / "out")
-
-
-def test_small_archive_is_extracted(tmp_path):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.txt").write_bytes(b"x")
-    archive = Path(shutil.make_archive(str(tmp_path / "small"), "gztar", tmp_path / "in"))
-    assert archive.stat().st_size < tarfile.BLOCKSIZE and extract_archive(archive, tmp_path / "out") == 1
 
 
 def test_other_files_are_refused(tmp_path):

@@ -95,20 +95,14 @@ def test_blocks_run(document: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=title)
-def test_every_block_is_run_or_states_why_not(document: Path) -> None:
+def test_every_block_is_run_or_states_why_not_and_quotes_the_code(document: Path) -> None:
     for block in blocks(document):
         assert block.language, f"{document.name}:{block.line} names no language"
         if block.language == "python":
             compile(block.code, f"{document.name}:{block.line}", "exec")
         if block.before.startswith("<!--"):
             assert block.skipped, f"{document.name}:{block.line}: unknown mark {block.before!r}"
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=title)
-def test_quoted_code_is_the_code(document: Path) -> None:
-    for block in blocks(document):
-        source = PART_OF.fullmatch(block.before)
-        if source:
+        if source := PART_OF.fullmatch(block.before):
             written = (REPOSITORY / source[1]).read_text(encoding="utf-8").splitlines()
             changed = [line for line in block.code.splitlines() if line not in written]
             assert changed == [], f"{document.name}:{block.line}: not in {source[1]}"

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from tests.training.callbacks.parts import make_trainer
+from tests.training.callbacks.parts import equal_states, make_trainer
 from zoo.training.callbacks.ema import EMA
 
 
@@ -60,10 +60,6 @@ def average(trail, decays):
     return value
 
 
-def equal(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
 @pytest.mark.parametrize(
     ("arguments", "settings", "steps", "decays"),
     [
@@ -84,13 +80,13 @@ def test_closed_form(arguments, settings, steps, decays):
 def test_evaluation_sees_the_average_and_training_the_weights():
     ema, plain = EMA(["net"], decay=0.5), train(max_epochs=2)[1]
     trainer, task = train(ema, max_epochs=2, limit_val_batches=1)
-    assert equal(task.state_dict(), plain.state_dict())
+    assert equal_states(task.state_dict(), plain.state_dict())
     sanity, first, second = task.seen
     assert torch.equal(sanity, Task().net[0].weight)
     torch.testing.assert_close(first, average(task.trail[:6], [0.5] * 5))
     trainer.test(task, data(1), verbose=False)
     assert torch.equal(task.seen[-1], second) and torch.equal(second, ema.shadow["net.0.weight"])
-    assert equal(task.state_dict(), plain.state_dict())
+    assert equal_states(task.state_dict(), plain.state_dict())
     _, before = train(EMA(["net"], start_step=100), limit_val_batches=1)
     assert torch.equal(before.seen[-1], before.net[0].weight)
 
@@ -102,7 +98,7 @@ def test_resume_is_exact(tmp_path):
     saved = torch.load(tmp_path / "a.ckpt", weights_only=True)["ema"]
     assert saved["updates"] == 6 and set(saved) == {"shadow", "updates"}
     train(resumed, max_epochs=2, ckpt_path=tmp_path / "a.ckpt")
-    assert equal(resumed.shadow, ema.shadow) and resumed.updates == ema.updates == 12
+    assert equal_states(resumed.shadow, ema.shadow) and resumed.updates == ema.updates == 12
     task = Task()
     make_trainer(tested).test(task, data(1), ckpt_path=tmp_path / "a.ckpt", verbose=False)
     assert torch.equal(task.seen[0], saved["shadow"]["net.0.weight"])
@@ -120,7 +116,7 @@ def test_half_precisions_are_averaged_in_float32(tmp_path):
     torch.testing.assert_close(ema.shadow["net.0.weight"], expected, rtol=0, atol=2e-6)
     assert not torch.equal(expected, trail[0]) and torch.equal(expected.bfloat16(), trail[0].bfloat16())
     assert torch.equal(task.seen[-1], expected.bfloat16())
-    assert equal(task.state_dict(), train(**settings)[1].state_dict())
+    assert equal_states(task.state_dict(), train(**settings)[1].state_dict())
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     checkpoint = torch.load(tmp_path / "a.ckpt", weights_only=False)
     checkpoint["ema"]["shadow"] = {name: value.bfloat16() for name, value in checkpoint["ema"]["shadow"].items()}
@@ -154,6 +150,6 @@ def test_a_save_in_the_middle_of_an_evaluation_has_the_weights(fail, tmp_path):
     else:
         train(*callbacks, task=task, limit_val_batches=1)
     saved = torch.load(tmp_path / "a.ckpt", weights_only=True)
-    assert equal(saved["state_dict"], plain.state_dict()) and equal(task.state_dict(), plain.state_dict())
+    assert equal_states(saved["state_dict"], plain.state_dict()) and equal_states(task.state_dict(), plain.state_dict())
     assert torch.equal(saved["ema"]["shadow"]["net.0.weight"], task.seen[-1])
     assert not torch.equal(task.seen[-1], plain.net[0].weight)

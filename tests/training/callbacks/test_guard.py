@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from toy_system.data import PairData
 
-from tests.training.callbacks.parts import make_trainer
+from tests.training.callbacks.parts import equal_states, make_trainer
 from tests.training.test_gan import ADAM, items
 from tests.training.test_gan import Task as ToyGAN
 from zoo.runs.checkpoints import find_checkpoints
@@ -63,15 +63,6 @@ def fit(task, guard, made, ckpt_path=None, **settings):
     trainer = make_trainer(*([guard] if guard else []), watch, **{"max_epochs": 1, **settings})
     trainer.fit(task, DataLoader(made, batch_size=None), ckpt_path=ckpt_path)
     return trainer, watch.states
-
-
-def equal_states(a, b):
-    """Whether nested dictionaries and lists hold the same values."""
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal_states(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(equal_states, a, b))
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
 @pytest.mark.parametrize(

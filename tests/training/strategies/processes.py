@@ -8,15 +8,13 @@ from typing import Any
 
 import torch
 
-from tests.harness import REPOSITORY
+from tests.harness import environment
 
 
 def run_script(file: str, world: int, *arguments: str) -> None:
     """Run a test's file with the number of its ranks and further arguments."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT")}
-    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, file, str(world), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment)
+    command, variables = [sys.executable, file, str(world), *arguments], environment(OMP_NUM_THREADS="1")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=variables)
     assert done.returncode == 0, done.stderr[-4000:]
 
 

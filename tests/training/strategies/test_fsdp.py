@@ -11,6 +11,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from tests.harness import MEASURED
 from tests.training.strategies.processes import distance, fork_ranks, run_script
 from zoo.runs.checkpoints import find_checkpoint, load_checkpoint
 from zoo.training.adversarial import Discriminator
@@ -194,10 +195,8 @@ def test_two_processes_equal_ddp(pair, case):
         assert distance(full[key], sharded[key]) <= 1e-5, key
     assert full.keys() == sharded.keys()
     assert full["loops"] == sharded["loops"] and full["Data"]["epoch"] == sharded["Data"]["epoch"]
-    of_ddp, of_shards = (torch.load(pair / f"{case}_{each}" / "logged.pt") for each in ("ddp", "fsdp"))
-    measured = {"train/samples_per_sec", "train/data_wait", "train/memory_gib"}
-    of_ddp = {key: value for key, value in of_ddp.items() if key not in measured}
-    of_shards = {key: value for key, value in of_shards.items() if key not in measured}
+    logged = (torch.load(pair / f"{case}_{each}" / "logged.pt") for each in ("ddp", "fsdp"))
+    of_ddp, of_shards = ({key: each[key] for key in each if key not in MEASURED} for each in logged)
     assert of_ddp.keys() == of_shards.keys() and len(of_ddp) >= 4
     assert {key: value for key, value in of_ddp.items() if abs(value - of_shards[key]) > 1e-5} == {}
 
