@@ -128,20 +128,13 @@ class Handler(BaseHTTPRequestHandler):
                         code, status = error.args
                         self.answer({"error": code}, status, X_Error_Code=code, X_Error_Message=code)
                 return
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.body()
         self.answer({"error": f"this server has no {self.command} {url.path}"}, 501)
 
     do_GET = do_HEAD = do_POST = do_PUT = handle_one
 
     def body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding") != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        parts = []
-        while size := int(self.rfile.readline(), 16):
-            parts.append(self.rfile.read(size))
-            self.rfile.readline()
-        self.rfile.readline()
-        return b"".join(parts)
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
     def find_repo(self, repo: str, write: bool = False) -> Repo:
         is_authorized = self.headers.get("Authorization") == f"Bearer {TOKEN}"
