@@ -122,9 +122,12 @@ def comparison_rows(comparison: RunComparison) -> list[dict[str, Any]]:
 
 
 def result_table(comparison: RunComparison, metrics: Sequence[str]) -> Mapping[str, list[str]]:
-    """Format best and last value of each run by metric with an arrow for the better direction."""
+    """Format best and last value of each run by metric with an arrow for the better direction, or its only value."""
     table = {}
     for metric in metrics:
+        if all(len(curves[metric]) == 1 for curves in comparison.curves):  # as an evaluation has them
+            table[metric] = [f"{curves[metric][0][1]:.4g}" for curves in comparison.curves]
+            continue
         arrow = "↑" if metric in comparison.highest else "↓"
         table[f"{metric} {arrow}"] = [f"{best:.4g} ({last:.4g})" for best, last in comparison.values(metric)]
     return table

@@ -109,6 +109,13 @@ def from_pretrained(cls: Any, source: str, revision: str | None = None, **option
             f"model {source}: neither a local folder nor available from the hub ({reason}); without network, "
             "copy its folder to this machine and name that"
         ) from error
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(
+            f"{source}: this model needs code of its own (auto_map in config.json), which zoo never runs; "
+            "name a model that transformers has a class for"
+        ) from error
 
 
 @functools.cache

@@ -40,14 +40,14 @@ def test_what_is_missing_is_named(tmp_path, capsys, working_folder):
 
 def test_compare_writes_tables_and_plots(tmp_path, capsys, caplog):
     make(tmp_path / "flow/smoke/1")
-    make(tmp_path / "flow/smoke/2", steps=20, rows="step,epoch,train/loss,val/loss\n9,0,3,0.25\n19,0,nan,\n")
+    make(tmp_path / "flow/smoke/2", steps=20, rows="step,epoch,train/loss,val/loss\n9,0,3,0.25\n19,0,nan,0.75\n")
     output = tmp_path / "out"
     assert main(["compare", "1", "2", "--root", str(tmp_path), "--output", str(output)]) == 0
     messages = capsys.readouterr().out
-    for part in ("trainer.max_steps", "val/loss ↓", "0.25 (0.25)", "train/loss ↓"):
+    for part in ("trainer.max_steps", "val/loss ↓", "0.25 (0.75)", "train/loss"):
         assert part in messages
     rows = {(row["run"], row["metric"]): (row["best"], row["last"]) for row in read_csv(output / "compare.csv")}
-    assert rows["2", "val/loss"] == ("0.25", "0.25")
+    assert rows["2", "val/loss"] == ("0.25", "0.75")
     assert "2: train/loss is not finite since step 19" in caplog.text
     assert json.loads((output / "compare.json").read_text())["config"] == {"trainer.max_steps": [10, 20]}
     assert "| trainer.max_steps | 10 | 20 |" in (output / "compare.md").read_text()
