@@ -1,22 +1,29 @@
-"""What every system that takes audio does with arrays of other shapes and types, and with a single sample."""
+"""What every system that takes audio does with arrays and files: shapes, types, lengths, memory."""
 
+import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 
+from scripts.bench.tools import peak_memory
 from tests.audiosr.inference.test_restore import restorer as audiosr_restorer
 from tests.audiosr.task_parts import AUTOENCODER, features
 from tests.hifigan.test_inference import build as vocoder
 from tests.miipher.stand_ins import LocalEncoder
 from tests.miipher.stand_ins import restorer as miipher_restorer
+from tests.miipher.stand_ins import vocoder as feature_vocoder
 from zoo.audio.inference import as_audio
 from zoo.audio.io import files
+from zoo.audiosr.data.simulate import lowpass
 from zoo.audiosr.inference.reconstruct import Reconstructor
+from zoo.audiosr.samplers import DPMSolver
 from zoo.blocks.autoencoder import AutoencoderKL
 from zoo.miipher.inference.features import FeatureExtractor
+from zoo.miipher.inference.restorer import Restorer
 from zoo.runs.export import AUDIO_USAGE
 from zoo.runs.inference.base import Inference
 
@@ -59,15 +66,34 @@ def test_one_sample_does_not_fail(name: str, tmp_path: Path) -> None:
     assert (tmp_path / f"out{model.output_suffix}").is_file()
 
 
+in_chunks = partial(miipher_restorer, chunk_seconds=1.0, overlap_seconds=0.4)
+
+
+@pytest.mark.parametrize(
+    ("make", "rate", "samples", "expected"),
+    [
+        *((vocoder, 8000, n, n) for n in (15, 1601)),
+        *((audiosr_restorer, 16000, n, n) for n in (639, 640, 641)),
+        *((audiosr_restorer, rate, n, math.ceil(n * 16000 / rate)) for n, rate in ((1, 44100), (30_001, 7919))),
+        *(
+            (partial(in_chunks, output_sample_rate=out), rate, n, round(n * (out or 8000) / rate))
+            for n in (319, 321, 99_999)
+            for rate, out in ((16000, None), (48000, 22050), (7919, 48000))
+        ),
+    ],
+)
+def test_the_length_is_exact(make: Callable[[], Inference], rate: int, samples: int, expected: int) -> None:
+    model, channels = make(), min(samples, 3)
+    assert model(noise(samples), rate).shape == (expected,)
+    assert model(noise(channels, samples), rate).shape == (channels, expected)
+
+
 # what a file gives besides its audio's length, rate and channels
 FILES: dict[str, tuple[Callable[[], Inference], dict[str, object]]] = {
     "vocoder": (vocoder, {}),
-    "miipher": (
-        lambda: miipher_restorer(chunk_seconds=1.0, overlap_seconds=0.4, output_sample_rate=24000),
-        {"chunks": 5},
-    ),
+    "miipher": (partial(in_chunks, output_sample_rate=24000), {"chunks": 5}),
     "audiosr": (
-        lambda: audiosr_restorer(pictures=True),
+        partial(audiosr_restorer, pictures=True),
         {"cutoff": "given", "cutoff_hz": 3000, "picture": "out.png"},
     ),
 }
@@ -105,3 +131,34 @@ def test_the_snippet_of_the_model_card_runs(tmp_path: Path, monkeypatch: pytest.
     space: dict[str, np.ndarray] = {}
     exec(AUDIO_USAGE, space)
     assert space["result"].shape == (2, 4000)
+
+
+LONG: dict[str, tuple[Callable[[], Inference], int, int]] = {  # how it is built, rates of input and result in Hz
+    "vocoder": (vocoder, 8000, 8000),
+    "miipher": (lambda: Restorer(LocalEncoder(), feature_vocoder(channels=64), 8000).eval(), 16000, 8000),
+    "audiosr": (
+        partial(
+            audiosr_restorer, cutoff_hz=None, pictures=True, guidance_scale=1.0, sampler=DPMSolver(1), chunk_seconds=4.0
+        ),
+        16000,
+        16000,
+    ),
+}
+
+
+def process(name: str, source: Path, target: Path) -> None:
+    LONG[name][0]().process_file(source, target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LONG)
+def test_an_hour_takes_no_more_memory_than_a_minute(name: str, tmp_path: Path) -> None:
+    _, rate, result_rate = LONG[name]
+    peaks = {}
+    for minutes in (1, 60):
+        with files.AudioWriter(tmp_path / "in.wav", rate, 1) as writer:
+            for index in range(minutes):
+                writer.write(lowpass(noise(60 * rate), rate, 3000.0 + index))
+        _, peaks[minutes] = peak_memory(process, name, tmp_path / "in.wav", tmp_path / "out.wav")
+        assert files.info(tmp_path / "out.wav").samples == minutes * 60 * result_rate
+    assert peaks[60] <= 1.3 * peaks[1], peaks

@@ -55,10 +55,10 @@ class Unframed(nn.Module):
         return x.transpose(1, 2).flatten(1)[:, None]
 
 
-def vocoder(dim: int = 8) -> Generator:
+def vocoder(dim: int = 8, channels: int = 16) -> Generator:
     """160 samples per frame: 8 kHz."""
     return Generator(
-        dim, 16, (10, 4, 4), (20, 8, 8), "2", resblock_kernel_sizes=(3,), resblock_dilation_sizes=((1, 2),)
+        dim, channels, (10, 4, 4), (20, 8, 8), "2", resblock_kernel_sizes=(3,), resblock_dilation_sizes=((1, 2),)
     )
 
 

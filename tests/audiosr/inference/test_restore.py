@@ -1,5 +1,3 @@
-import math
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from scripts.bench.tools import peak_memory
 from tests.audiosr.task_parts import AUTOENCODER, RATE, VOCODER, denoiser, features
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
@@ -65,11 +62,6 @@ def restorer(net: Any = None, autoencoder: Any = None, **options: Any) -> Restor
 
 def noise(*shape: int, level: float = 0.1) -> np.ndarray:
     return (level * np.random.default_rng(0).standard_normal(shape)).astype(np.float32)
-
-
-@pytest.mark.parametrize(("samples", "rate"), [(1, 44100), (639, RATE), (640, RATE), (641, RATE), (30_001, 7919)])
-def test_the_length_is_exact(samples, rate):
-    assert restorer()(noise(samples), rate).shape == (math.ceil(samples * RATE / rate),)
 
 
 @pytest.mark.parametrize(("samples", "sampler"), [(12_000, DPMSolver(2)), (66_001, DDIM(2, eta=1.0))])
@@ -171,21 +163,3 @@ def test_every_chunk_has_the_context_of_the_clip():
 def test_an_overlap_that_joins_no_chunks_is_refused(seconds):
     with pytest.raises(ValueError, match=r"overlap_seconds|half of the chunk"):
         restorer(overlap_seconds=seconds)
-
-
-def process(source: Path, target: Path) -> None:
-    restorer(cutoff_hz=None, pictures=True, guidance_scale=1.0, sampler=DPMSolver(1), chunk_seconds=4.0).process_file(
-        source, target
-    )
-
-
-@pytest.mark.slow
-def test_an_hour_takes_no_more_memory_than_a_minute(tmp_path):
-    peaks = {}
-    for minutes in (1, 60):
-        with files.AudioWriter(tmp_path / "in.wav", RATE, 1) as writer:
-            for index in range(minutes):
-                writer.write(lowpass(noise(60 * RATE), RATE, 3000.0 + index))
-        _, peaks[minutes] = peak_memory(process, tmp_path / "in.wav", tmp_path / "out.wav")
-        assert files.info(tmp_path / "out.wav").samples == minutes * 60 * RATE
-    assert peaks[60] <= 1.3 * peaks[1], peaks
