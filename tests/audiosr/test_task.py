@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.audiosr.task_parts import AUTOENCODER, RATE, VOCODER, Clips, Data, denoiser, features, task, trainer
-from zoo.audiosr.diffusion import CosineDiffusion
-from zoo.audiosr.losses import Objective, sample_step_noise
+from zoo.audiosr.losses import sample_step_noise
 from zoo.audiosr.nets.features import crop_to_multiple
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.samplers import DDIM
@@ -67,32 +66,6 @@ def test_condition_is_dropped_item_by_item() -> None:
     alone = sample_step_noise([17], (1,), 1000, 0.1)
     for full, one in zip(sampled, alone, strict=True):
         assert torch.equal(full[17:18], one)
-
-
-def test_validation_has_no_chance_in_it(tmp_path: Path) -> None:
-    model, values = task(latent_scale=1.5), []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        run = trainer(tmp_path, limit_val_batches=2)
-        run.validate(model, datamodule=Data(), verbose=False)
-        values.append({key: float(value) for key, value in run.callback_metrics.items()})
-    assert values[0] == values[1] and set(values[0]) == {"val/loss", "val/latent"}
-
-
-def test_parts_of_a_batch_add_up_to_the_whole() -> None:
-    model = task()
-    objective = Objective(
-        model.net, CosineDiffusion(), model.losses, FrozenAutoencoder(config=AUTOENCODER), features(), None
-    )
-    torch.manual_seed(0)
-    with torch.no_grad():
-        model.net.unet.out[-1].weight.normal_()
-    latent, condition, noise = (torch.randn(3, 2, 8, 16) for _ in range(3))
-    t, place = torch.tensor([3, 500, 999]), torch.rand(3)
-    full = objective(latent, condition, t, noise, place, None)["latent"]
-    rows = [tuple(each[a:b] for each in (latent, condition, t, noise, place)) for a, b in ((0, 2), (2, 3))]
-    parts = [objective(*row, None)["latent"] for row in rows]
-    torch.testing.assert_close(torch.cat(parts).sum(0, keepdim=True), full)
 
 
 def test_dp_falls_back_with_a_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
