@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from tests.training.callbacks.parts import make_trainer
 from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.losses import Latent
 from zoo.audiosr.nets.denoiser import Denoiser, GlobalEncoder
@@ -44,7 +45,9 @@ def denoiser(fusion: Any = "none", **settings: Any) -> Denoiser:
     return Denoiser(unet, None if width is None else GlobalEncoder(32, 8, 2, 1, width, 16))
 
 
-def task(net: Denoiser | None = None, restore_items: int = 0, **settings: Any) -> DiffusionTask:
+def task(
+    net: Denoiser | None = None, kind: type[DiffusionTask] = DiffusionTask, restore_items: int = 0, **settings: Any
+) -> Any:
     sampler = settings.pop("validation_sampler", None)
     settings = {
         "autoencoder": FrozenAutoencoder(config=AUTOENCODER),
@@ -55,7 +58,7 @@ def task(net: Denoiser | None = None, restore_items: int = 0, **settings: Any) -
         "validation": ValidationOptions(restore_items, sampler),
         **settings,
     }
-    return DiffusionTask(net or denoiser(), **settings)
+    return kind(net or denoiser(), **settings)
 
 
 class Clips(Dataset[dict[str, Tensor]]):
@@ -93,8 +96,6 @@ class Save(L.Callback):
 
 
 def trainer(folder: Path, **settings: Any) -> L.Trainer:
-    settings = {"devices": 1, "max_steps": 3, "limit_val_batches": 0, "num_sanity_val_steps": 0, **settings}
-    return L.Trainer(
-        default_root_dir=folder, accelerator="cpu", logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False, **settings,
-    )  # fmt: skip
+    few = {"devices": 1, "max_steps": 3, "limit_val_batches": 0, "num_sanity_val_steps": 0}
+    callbacks = settings.pop("callbacks", ())
+    return make_trainer(*callbacks, default_root_dir=folder, use_distributed_sampler=False, **{**few, **settings})

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.audiosr.task_parts import AUTOENCODER, UNET, Data, Save, denoiser, features, trainer
+from tests.audiosr.task_parts import AUTOENCODER, UNET, Data, Save, denoiser, trainer
+from tests.audiosr.task_parts import task as build_task
 from zoo.audiosr.diffusion import CosineDiffusion
-from zoo.audiosr.losses import DiffusionStep, DiffusionTerm, Latent
+from zoo.audiosr.losses import DiffusionStep, DiffusionTerm
 from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser, concat
 from zoo.audiosr.nets.frozen import FrozenAutoencoder
 from zoo.audiosr.options import RestoreOptions
 from zoo.audiosr.samplers import time_grid
-from zoo.audiosr.task import ValidationOptions
 from zoo.audiosr.task_distill import DistillationTask, FrozenDenoiser
 from zoo.blocks.image import classifier_free_guidance
 from zoo.runs.checkpoints import load_checkpoint
@@ -36,20 +36,8 @@ def teacher(config: Any = None, seed: int = 5) -> FrozenDenoiser:
 
 
 def student(net: Denoiser | None = None, **settings: Any) -> DistillationTask:
-    settings = {
-        "autoencoder": FrozenAutoencoder(config=AUTOENCODER),
-        "features": features(),
-        "diffusion": CosineDiffusion(),
-        "losses": {"latent": Latent()},
-        "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
-        "teacher": teacher(),
-        "steps": 2,
-        "teacher_steps": 8,
-        "validation": ValidationOptions(0),
-        "restore": RestoreOptions(guidance_scale=1.0),
-        **settings,
-    }
-    return DistillationTask(net or denoiser(), **settings)
+    own = {"teacher": teacher(), "steps": 2, "teacher_steps": 8, "restore": RestoreOptions(guidance_scale=1.0)}
+    return build_task(net, DistillationTask, **{**own, **settings})
 
 
 class StepRecorder(DiffusionTerm):

@@ -5,15 +5,13 @@ import torch
 import yaml
 
 from tests.audiosr.lily import CONTEXT, MELS, UNET, VOCODER, config, nets, state_of, write
+from tests.audiosr.task_parts import AUTOENCODER, task
 from zoo.audiosr.convert import convert, convert_config, describe, from_original, is_original, original_state
 from zoo.audiosr.convert.to_original import Nets, list_targets, write_original
-from zoo.audiosr.diffusion import CosineDiffusion
-from zoo.audiosr.losses import Latent
 from zoo.audiosr.nets.denoiser import Denoiser, GlobalEncoder
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.nets.unet import UNet
-from zoo.audiosr.task import DiffusionTask
 from zoo.blocks.autoencoder import AutoencoderKL
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.hifigan.nets.generator import Generator
@@ -208,15 +206,13 @@ def test_fine_tuning_uses_every_tensor_of_the_original(tmp_path: Path, caplog: p
     """A net like the original's takes the whole file; another fusion leaves tensors, which are named."""
     path = write(tmp_path, "modelV1", {"state_dict": state_of(nets("modelV1"), "modelV1"), "ema": {}})
     vocoder = FrozenVocoder(config={**VOCODER, "last_slope": 0.1, "output_padding": 1})
-    autoencoder = {"in_channels": 1, "out_channels": 1, "block_out_channels": [32, 32], "layers_per_block": 1}
+    sizes = {"block_out_channels": [32, 32], "latent_channels": 4, "norm_num_groups": 32}
+    autoencoder = FrozenAutoencoder(config={**AUTOENCODER, **sizes})
     for fusion, context in (("replace", CONTEXT), ("none", None)):
         unet = UNet(**UNET, fusion=fusion, context_channels=context)
         encoder = None if context is None else GlobalEncoder(MELS, context_channels=context)
-        model = DiffusionTask(
-            Denoiser(unet, encoder), FrozenAutoencoder(config={**autoencoder, "latent_channels": 4}),
-            MelFeatures(sample_rate=16000, n_fft=512, hop_length=10, n_mels=MELS), CosineDiffusion(),
-            {"latent": Latent()}, torch.optim.AdamW, vocoder=vocoder,
-        )  # fmt: skip
+        front = MelFeatures(sample_rate=16000, n_fft=512, hop_length=10, n_mels=MELS)
+        model = task(Denoiser(unet, encoder), autoencoder=autoencoder, features=front, vocoder=vocoder)
         caplog.clear()
         init_from(model, path, min_matched=0.5)
         assert ("not used: net.unet" in caplog.text) == (fusion == "none")

@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from tests.audiosr.task_parts import AUTOENCODER, RATE, UNET, VOCODER
+from tests.harness import RUNS
 from zoo.audio.corpora.corpus import MemoryCorpus
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
@@ -15,33 +14,15 @@ from zoo.audiosr.data.simulate import lowpass
 from zoo.audiosr.data.sources import Recordings
 from zoo.audiosr.evaluation.baselines import linear, mean_envelope, shaped_noise
 from zoo.audiosr.evaluation.evaluate import EvaluationOptions, evaluate, evaluate_run, low_band_si_sdr, make_grid
-from zoo.common.build import build
-from zoo.runs.export import write_export
+from zoo.cli.main import main
+
+RATE = 16000
 
 
 @pytest.fixture
 def export(tmp_path: Path) -> Path:
-    """An export of random nets."""
-    front: dict[str, Any] = {"sample_rate": RATE, "n_fft": 512, "hop_length": 160, "n_mels": 32}
-
-    def spec(name: str, **arguments: Any) -> dict[str, Any]:
-        return {"class_path": f"zoo.audiosr.{name}", "init_args": arguments}
-
-    parts = {
-        "net": spec("Denoiser", unet=spec("UNet", **UNET)),
-        "autoencoder": spec("FrozenAutoencoder", config=AUTOENCODER),
-        "vocoder": spec("FrozenVocoder", config=VOCODER),
-        "features": spec("MelFeatures", **front),
-        "diffusion": spec("CosineDiffusion"),
-    }
-    specs = {
-        "inference": "zoo.audiosr.Restorer",
-        "components": parts,
-        "options": {"restore": {"overlap_seconds": 0.32, "sampler": spec("DPMSolver", steps=2)}},
-    }
-    torch.manual_seed(0)
-    built = {name: build(each) for name, each in parts.items()}
-    write_export(tmp_path / "export", specs, built, "a test")
+    """An export, and beside it a folder with a recording."""
+    assert main(["export", str(RUNS / "audiosr" / "smoke"), str(tmp_path / "export")]) == 0
     files.write(tmp_path / "data" / "0.wav", SyntheticSpeech(sample_rate=RATE).utterance(0)[: RATE // 2], RATE)
     return tmp_path / "export"
 
