@@ -1,7 +1,6 @@
 """The stages' tasks: losses, accumulation, modes, mixing, what is saved."""
 
 from functools import partial
-from pathlib import Path
 
 import lightning as L
 import numpy as np
@@ -11,6 +10,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.utils.data import DataLoader
 
 from tests.miipher.parts import backbone, cleaner
+from tests.training.callbacks.parts import make_trainer
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.corpora.corpus import CorpusOptions
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator
@@ -49,14 +49,6 @@ def vocoder_task(encoder, **arguments) -> VocoderTask:
     )  # fmt: skip
 
 
-def trainer(folder: Path, **arguments) -> L.Trainer:
-    settings = dict(
-        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, default_root_dir=folder,
-    )  # fmt: skip
-    return L.Trainer(**{**settings, **arguments})
-
-
 def loader(items: list[dict[str, torch.Tensor]]) -> DataLoader:
     return DataLoader(items, batch_size=None)
 
@@ -68,7 +60,9 @@ def test_accumulation_equals_the_larger_batch(tmp_path):
     for batches in ([full], halves):
         torch.manual_seed(0)
         task = AdapterTask(cleaner(), SGD, WEIGHTS)
-        trainer(tmp_path, max_steps=1, accumulate_grad_batches=len(batches)).fit(task, loader(batches))
+        make_trainer(default_root_dir=tmp_path, max_steps=1, accumulate_grad_batches=len(batches)).fit(
+            task, loader(batches)
+        )
         ends.append(task.state_dict())
     torch.testing.assert_close(ends[1], ends[0], atol=1e-6, rtol=1e-5)
 
@@ -90,7 +84,8 @@ def test_the_encoder_of_a_vocoder_stays_as_it_is_through_fit_and_validation(tmp_
     before = {name: tensor.clone() for name, tensor in task.encoder.state_dict().items()}
     items = [{**batch(2, 6400, i), "audio": torch.zeros(2, 8820)} for i in range(3)]
     val = [{"input": items[0]["input"][:1], "audio": 0.1 * torch.randn(1, 8820)}]
-    trainer(tmp_path, max_steps=3, val_check_interval=1, callbacks=[modes]).fit(task, loader(items), loader(val))
+    trainer = make_trainer(modes, default_root_dir=tmp_path, max_steps=3, val_check_interval=1)
+    trainer.fit(task, loader(items), loader(val))
     assert modes.steps == 3 and modes.training == set()
     for name, tensor in task.encoder.state_dict().items():
         assert torch.equal(tensor, before[name])
@@ -131,7 +126,8 @@ def test_a_backbone_learns_and_is_written_for_others(tmp_path):
     task = BackboneTask(backbone(layer=1), mel, partial(torch.optim.AdamW, lr=0.01))
     speech = [batch(2, seed=0)] * 30
     before = task.evaluate(batch(2), 0, "val")[0]["loss"].item()
-    trainer(tmp_path, max_steps=30, val_check_interval=30).fit(task, loader(speech), loader([batch(2)]))
+    trainer = make_trainer(default_root_dir=tmp_path, max_steps=30, val_check_interval=30)
+    trainer.fit(task, loader(speech), loader([batch(2)]))
     after = task.evaluate(batch(2), 0, "val")[0]["loss"].item()
     assert after < 0.7 * before
     again = Backbone(layer=1, source=str(tmp_path))
@@ -152,8 +148,8 @@ def test_the_shortcut_is_solved_for_before_the_first_batch(tmp_path):
     arguments = {"discriminators": {}, "optimizer_g": frozen, "optimizer_d": frozen, "loss_mel": mel}
     arguments |= {"loss_weights": {"g/magnitude": 1.0}, "sample_rate": 24000}
     task = VocoderTask(backbone("mel_hubert"), start(), least_squares=2, **arguments)
-    runs = {"max_steps": 1, "limit_val_batches": 0}
-    trainer(tmp_path, **runs).fit(task, data)
+    runs = {"max_steps": 1, "limit_val_batches": 0, "default_root_dir": tmp_path}
+    make_trainer(**runs).fit(task, data)
     keys = [(epoch, item) for epoch in range(2) for item in range(len(data.train_set))]
     full = data.collate([data.train_set[key] for key in keys])
     expected = start()
@@ -165,7 +161,7 @@ def test_the_shortcut_is_solved_for_before_the_first_batch(tmp_path):
     sharding.shards_weights = True
     task = VocoderTask(backbone("mel_hubert"), start(), least_squares=2, **arguments)
     with pytest.raises(ValueError, match="shards the weights"):
-        trainer(tmp_path, strategy=sharding, **runs).fit(task, data)
+        make_trainer(strategy=sharding, **runs).fit(task, data)
     for rate, frame_rate, message in ((24000, 25, "frames of .640, 960."), (16000, 50, "data.sample_rate is 16000")):
         with pytest.raises(ValueError, match=message):
-            trainer(tmp_path, **runs).fit(task, VocoderSegments(rate, frame_rate=frame_rate))
+            make_trainer(**runs).fit(task, VocoderSegments(rate, frame_rate=frame_rate))

@@ -4,10 +4,12 @@ import pytest
 from zoo.audio.analysis.loudness import LoudnessMeter, k_weighting
 
 
-def measured(audio: np.ndarray, sample_rate: int, pieces: int = 7) -> np.ndarray:
-    meter = LoudnessMeter(sample_rate, len(audio))
-    list(meter.measure_stream(np.array_split(audio, pieces, axis=1)))
-    return meter.loudness()
+def loudness(audio: np.ndarray, sample_rate: int) -> np.ndarray:
+    """Loudness of (T,) or (C, T), which arrives in pieces."""
+    channels = np.atleast_2d(audio)
+    meter = LoudnessMeter(sample_rate, len(channels))
+    list(meter.measure_stream(np.array_split(channels, 7, axis=1)))
+    return meter.loudness() if audio.ndim == 2 else meter.loudness()[0]
 
 
 def sine(seconds: float, sample_rate: int, hz: float = 997.0, level: float = 1.0) -> np.ndarray:
@@ -16,7 +18,7 @@ def sine(seconds: float, sample_rate: int, hz: float = 997.0, level: float = 1.0
 
 @pytest.mark.parametrize("sample_rate", [16000, 22050, 44100, 48000])
 def test_a_full_scale_sine_of_997_hz_has_minus_3_lufs(sample_rate):
-    result = measured(np.stack([sine(2, sample_rate), sine(2, sample_rate, level=0.1)]), sample_rate)
+    result = loudness(np.stack([sine(2, sample_rate), sine(2, sample_rate, level=0.1)]), sample_rate)
     np.testing.assert_allclose(result, [-3.01, -23.01], atol=0.06)
 
 
@@ -30,4 +32,4 @@ def test_the_filters_are_those_of_the_standard_at_48_khz():
 def test_pauses_do_not_count():
     voice = sine(2, 16000, level=0.1)
     pauses = np.concatenate([voice, np.zeros(160000)])
-    assert abs(measured(pauses[None], 16000)[0] - measured(voice[None], 16000)[0]) < 0.4
+    assert abs(loudness(pauses, 16000) - loudness(voice, 16000)) < 0.4

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.audio.analysis.test_loudness import loudness
 from tests.miipher.parts import backbone, cleaner
 from tests.miipher.stand_ins import LocalEncoder, copier, restorer, vocoder
-from zoo.audio.analysis.loudness import LoudnessMeter
 from zoo.audio.io import files
 from zoo.miipher.inference.features import FeatureExtractor
 from zoo.miipher.inference.restorer import Restorer
@@ -17,12 +17,6 @@ FULL = {"chunk_seconds": 1000.0, "overlap_seconds": 0.4}
 
 def noise(*shape: int, level: float = 0.1) -> np.ndarray:
     return (level * np.random.default_rng(0).standard_normal(shape)).astype(np.float32)
-
-
-def loudness(audio: np.ndarray, sample_rate: int) -> float:
-    meter = LoudnessMeter(sample_rate, 1)
-    list(meter.measure_stream([audio[None]]))
-    return float(meter.loudness()[0])
 
 
 @pytest.mark.parametrize("samples", [5000, 16000, 16001, 99999])
