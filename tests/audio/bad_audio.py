@@ -11,37 +11,29 @@ RATE = 16000
 TONE = (0.5 * np.sin(2 * np.pi * 440 * np.arange(RATE // 2) / RATE)).astype(np.float32)
 
 
-def encode(folder: Path, suffix: str) -> bytes:
+def sound(folder: Path, suffix: str = "wav", values: np.ndarray = TONE, subtype: str | None = None) -> bytes:
     path = folder / f"source.{suffix}"
-    soundfile.write(path, TONE, RATE)
+    soundfile.write(path, values, RATE, subtype=subtype)
     content = path.read_bytes()
     path.unlink()
     return content
 
 
 def cut(folder: Path, suffix: str) -> bytes:
-    content = encode(folder, suffix)
+    content = sound(folder, suffix)
     return content[: len(content) // 2]
 
 
 def header(folder: Path, offset: int, value: int) -> bytes:
-    content = bytearray(encode(folder, "wav"))
+    content = bytearray(sound(folder, "wav"))
     struct.pack_into("<I", content, offset, value)
     return bytes(content)
 
 
 def flipped_bit(folder: Path) -> bytes:
-    content = bytearray(encode(folder, "flac"))
+    content = bytearray(sound(folder, "flac"))
     content[len(content) // 2] ^= 16
     return bytes(content)
-
-
-def samples(folder: Path, values: np.ndarray, subtype: str = "FLOAT") -> bytes:
-    path = folder / "source.wav"
-    soundfile.write(path, values, RATE, subtype=subtype)
-    content = path.read_bytes()
-    path.unlink()
-    return content
 
 
 BAD: dict[str, Callable[[Path], bytes]] = {
@@ -49,26 +41,26 @@ BAD: dict[str, Callable[[Path], bytes]] = {
     "html.wav": lambda folder: b"<!DOCTYPE html><html>404</html>",
     "html.mp3": lambda folder: b"<!DOCTYPE html><html>404</html>",
     "noise.mp3": lambda folder: bytes(range(256)) * 20,
-    "cut_header.wav": lambda folder: encode(folder, "wav")[:30],
+    "cut_header.wav": lambda folder: sound(folder, "wav")[:30],
     "rate_0.wav": lambda folder: header(folder, 24, 0),
     "cut.wav": lambda folder: cut(folder, "wav"),
     "cut.flac": lambda folder: cut(folder, "flac"),
     "flipped_bit.flac": flipped_bit,
     "cut.ogg": lambda folder: cut(folder, "ogg"),
     "cut.mp3": lambda folder: cut(folder, "mp3"),
-    "no_samples.wav": lambda folder: samples(folder, np.zeros(0)),
-    "nan.wav": lambda folder: samples(folder, np.where(TONE > 0.4, np.nan, TONE)),
-    "inf.wav": lambda folder: samples(folder, np.where(TONE > 0.4, np.inf, TONE)),
+    "no_samples.wav": lambda folder: sound(folder, "wav", np.zeros(0), "FLOAT"),
+    "nan.wav": lambda folder: sound(folder, "wav", np.where(TONE > 0.4, np.nan, TONE), "FLOAT"),
+    "inf.wav": lambda folder: sound(folder, "wav", np.where(TONE > 0.4, np.inf, TONE), "FLOAT"),
 }
 ODD: dict[str, Callable[[Path], bytes]] = {
-    "peak_40.wav": lambda folder: samples(folder, 80 * TONE),
-    "six_channels.wav": lambda folder: samples(folder, np.stack([TONE] * 6, axis=1), "PCM_16"),
-    "silence.wav": lambda folder: samples(folder, np.zeros(RATE), "PCM_16"),
-    "one_sample.wav": lambda folder: samples(folder, TONE[:1], "PCM_16"),
-    "8_bit.wav": lambda folder: samples(folder, TONE, "PCM_U8"),
+    "peak_40.wav": lambda folder: sound(folder, "wav", 80 * TONE, "FLOAT"),
+    "six_channels.wav": lambda folder: sound(folder, "wav", np.stack([TONE] * 6, axis=1)),
+    "silence.wav": lambda folder: sound(folder, "wav", np.zeros(RATE)),
+    "one_sample.wav": lambda folder: sound(folder, "wav", TONE[:1]),
+    "8_bit.wav": lambda folder: sound(folder, subtype="PCM_U8"),
     "claims_2_gib.wav": lambda folder: header(folder, 40, 2**31),
     "streamed.wav": lambda folder: header(folder, 40, 2**32 - 1),
-    "lossy.mp3": lambda folder: encode(folder, "mp3"),
+    "lossy.mp3": lambda folder: sound(folder, "mp3"),
 }
 
 
@@ -76,7 +68,7 @@ def corpus(folder: Path, good: int, *names: str) -> Path:
     """A folder with `good` sound files `000.wav`, ... and those named in BAD or ODD."""
     folder.mkdir(parents=True)
     for number in range(good):
-        (folder / f"{number:03d}.wav").write_bytes(samples(folder, TONE, "PCM_16"))
+        (folder / f"{number:03d}.wav").write_bytes(sound(folder))
     for name in names:
         (folder / name).write_bytes((BAD | ODD)[name](folder))
     return folder

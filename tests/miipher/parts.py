@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from zoo.hifigan.nets.generator import Generator
 from zoo.miipher.nets.adapters import ParallelAdapters
 from zoo.miipher.nets.backbone import Backbone, FamilyName
 from zoo.miipher.nets.cleaner import Cleaner
@@ -46,3 +47,10 @@ def backbone(name: str = "hubert", layer: int = 2, **arguments: Any) -> Backbone
 
 def cleaner(name: str = "hubert", layer: int = 2, **arguments: Any) -> Cleaner:
     return Cleaner(backbone(name, layer, **arguments), ParallelAdapters(hidden_dim=24, gain=1.0))
+
+
+def generator(last_rate: int = 3, **arguments: Any) -> Generator:
+    """A vocoder of an encoder's features: 441 samples per frame where the last rate is 3."""
+    rates = (7, 7, 3, last_rate)
+    kernels = [2 * rate + rate % 2 for rate in rates]
+    return Generator(32, 16, rates, kernels, "2", (3,), ((1, 2),), **arguments)

@@ -9,12 +9,11 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.utils.data import DataLoader
 
-from tests.miipher.parts import backbone, cleaner
+from tests.miipher.parts import backbone, cleaner, generator
 from tests.training.callbacks.parts import make_trainer
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.corpora.corpus import CorpusOptions
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator
-from zoo.hifigan.nets.generator import Generator
 from zoo.hifigan.nets.magnitude_vocoders import MagnitudeVocos
 from zoo.miipher.data.datamodule import SpeakerSplit, VocoderSegments
 from zoo.miipher.nets.backbone import Backbone
@@ -32,11 +31,6 @@ def batch(items: int = 4, samples: int = 3200, seed: int = 0) -> dict[str, torch
     noisy = clean + 0.05 * torch.randn(items, samples, generator=generator)
     lengths = torch.tensor([samples - 640 * (i % 3) for i in range(items)])
     return {"clean": clean, "input": noisy, "lengths": lengths}
-
-
-def generator(last_rate: int = 3) -> Generator:
-    rates = [7, 7, 3, last_rate]
-    return Generator(32, 16, rates, [2 * rate + rate % 2 for rate in rates], "2", [3], [[1, 2]])
 
 
 def vocoder_task(encoder, **arguments) -> VocoderTask:

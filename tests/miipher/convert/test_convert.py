@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import zoo
+from tests.miipher import parts
 from tests.miipher.parts import backbone, cleaner
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.hifigan.convert.layouts import to_original_names
@@ -208,9 +209,7 @@ SIZES = {
 
 def generator(front: Any = None) -> Generator:
     torch.manual_seed(0)
-    return Generator(
-        32, 16, SIZES["upsample_rates"], SIZES["upsample_kernel_sizes"], "2", [3], [[1, 2]], conditioner=front
-    ).eval()
+    return parts.generator(conditioner=front).eval()
 
 
 def nets_of(model: Generator) -> tuple[State, State]:

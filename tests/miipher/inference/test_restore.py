@@ -52,7 +52,8 @@ def test_the_level_of_the_input_does_not_matter(tmp_path):
     expected = restorer(loudness="keep")(audio, 16000)
     np.testing.assert_allclose(restorer(loudness="keep")(audio / 512, 16000), expected, atol=1e-5)
     files.write(tmp_path / "a.wav", audio / 512, 16000, "FLOAT")
-    restorer(loudness="keep").process_file(tmp_path / "a.wav", tmp_path / "b.wav")
+    facts = restorer(loudness="keep").process_file(tmp_path / "a.wav", tmp_path / "b.wav")
+    assert facts["peak"] == pytest.approx(np.abs(expected).max()) and facts["gain"] == [1.0]
     np.testing.assert_allclose(files.read(tmp_path / "b.wav")[0][0], expected, atol=1e-5)
 
 
