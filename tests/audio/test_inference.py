@@ -10,6 +10,7 @@ import pytest
 import soundfile
 
 from scripts.bench.tools import peak_memory
+from tests.audio.signals import noise
 from tests.audiosr.inference.test_restore import restorer as audiosr_restorer
 from tests.audiosr.task_parts import AUTOENCODER, features
 from tests.hifigan.test_inference import build as vocoder
@@ -34,10 +35,6 @@ SYSTEMS: dict[str, Callable[[], Inference]] = {
     "audiosr": lambda: audiosr_restorer(cutoff_hz=None),
     "audiosr autoencoder": lambda: Reconstructor(AutoencoderKL(**AUTOENCODER).eval(), features()),
 }
-
-
-def noise(*shape: int) -> np.ndarray:
-    return (0.1 * np.random.default_rng(0).standard_normal(shape)).astype(np.float32)
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

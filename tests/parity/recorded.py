@@ -20,7 +20,7 @@ class Recorded:
         self.cases = json.loads((folder / "meta.json").read_text())["cases"] if folder.is_dir() else {}
 
     def arrays(self, name: str) -> dict[str, Tensor]:
-        return {key: torch.from_numpy(value) for key, value in np.load(self.folder / name).items()}
+        return arrays(self.folder / name)
 
     def close(self, results: Tensor, stored: dict[str, Tensor], name: str, case: str) -> None:
         """In float64 within `exact`, in float32 within 20 times the rounding of the recording."""
@@ -31,6 +31,11 @@ class Recorded:
             return
         bound = max(20 * facts.get("max_abs_diff_to_f64", 0.0), 1e-6 * scale)
         torch.testing.assert_close(results.float(), stored[f"{name}.f32"], rtol=0, atol=bound)
+
+
+def arrays(path: Path) -> dict[str, Tensor]:
+    with np.load(path) as archive:
+        return {key: torch.from_numpy(value) for key, value in archive.items()}
 
 
 def close(actual: Tensor, expected: Tensor, atol: float) -> None:

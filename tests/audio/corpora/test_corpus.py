@@ -64,11 +64,8 @@ def test_faulty_list_is_named_with_its_line(tmp_path: Path, line: bytes) -> None
 def test_stems_and_companions() -> None:
     assert unique_stems(NAMES) == {"2": 1, "x.0001": 3}
     names = ["wavs/a/1.wav", "wavs/b/1.wav", "wavs/b/2.wav"]
-    assert match_companions(names, ["wavs/a/1.flac", "wavs/b/2.wav", "wavs/a/1.wav", "wavs/b/1.wav"]) == [
-        [0, 2],
-        [3],
-        [1],
-    ]
+    others = ["wavs/a/1.flac", "wavs/b/2.wav", "wavs/a/1.wav", "wavs/b/1.wav"]
+    assert match_companions(names, others) == [[0, 2], [3], [1]]
     assert match_companions(names, ["1.wav", "2.wav"]) == [[], [], [1]]
     assert match_companions(["x.wav"], ["a/x.wav", "b/x.wav"]) == [[]]
 

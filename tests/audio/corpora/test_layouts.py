@@ -73,9 +73,8 @@ def test_fleurs_r(fleurs, caplog):
         ("ja_jp/test/9", "text", "ja_jp", ""),
         ("ja_jp/train/123", 'say "ja_jp', "ja_jp", ""),
     ]
-    assert (
-        all(u.path.is_file() for u in utterances) and "2 listed files are missing: en_us/train/gone.wav" in caplog.text
-    )
+    assert all(u.path.is_file() for u in utterances)
+    assert "2 listed files are missing: en_us/train/gone.wav" in caplog.text
     text(fleurs / "data" / "ja_jp" / "dev.tsv", "1\tonly.wav\n")
     with pytest.raises(ValueError, match=r"dev\.tsv:1: expected 3 fields"):
         list_utterances(fleurs)
@@ -85,14 +84,11 @@ def test_ljspeech(tmp_path, caplog):
     write_synthetic_corpus(tmp_path, 4, 16000, seconds=(0.2, 0.3))
     (tmp_path / "wavs" / "SP004-0004.wav").rename(tmp_path / "wavs" / "unlisted.wav")
     utterances = list_utterances(tmp_path)
-    assert detect_layout(tmp_path) == "ljspeech" and [u.name for u in utterances] == [
-        *("SP001-0001", "SP002-0002", "SP003-0003", "unlisted")
-    ]
+    assert detect_layout(tmp_path) == "ljspeech"
+    assert [u.name for u in utterances] == ["SP001-0001", "SP002-0002", "SP003-0003", "unlisted"]
     assert utterances[3].text == "" and "1 listed files are missing: SP004-0004" in caplog.text
-    assert utterances[0].text == "Utterance 1 of speaker 1." and (utterances[0].speaker, utterances[0].language) == (
-        "LJ",
-        "en",
-    )
+    first = utterances[0]
+    assert (first.text, first.speaker, first.language) == ("Utterance 1 of speaker 1.", "LJ", "en")
 
 
 def test_tree_names_are_unique_keys(tmp_path):

@@ -70,6 +70,5 @@ def test_pitch_metrics_by_hand():
     assert metrics.f0_rmse_cents(predicted, target) == pytest.approx(math.sqrt(1200**2 / 2), rel=1e-5)
     assert metrics.vuv_f1(predicted, target) == pytest.approx(2 * 2 / 6)
     assert metrics.vuv_error(predicted, target) == 0.5
-    assert metrics.periodicity_rmse(pitch([0.0, 0.0], [0.5, 1.0]), pitch([0.0, 0.0], [0.5, 0.4])) == pytest.approx(
-        0.6 / math.sqrt(2)
-    )
+    predicted, target = (pitch([0.0, 0.0], periodicity) for periodicity in ([0.5, 1.0], [0.5, 0.4]))
+    assert metrics.periodicity_rmse(predicted, target) == pytest.approx(0.6 / math.sqrt(2))

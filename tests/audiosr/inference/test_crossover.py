@@ -1,13 +1,10 @@
 import numpy as np
 import pytest
 
+from tests.audio.signals import noise
 from zoo.audiosr.inference.crossover import StreamSpectrum, crossover_gains, filter_and_sum, lowpass_gains, match_level
 
 RATE = 16000
-
-
-def noise(*shape: int) -> np.ndarray:
-    return (0.1 * np.random.default_rng(0).standard_normal(shape)).astype(np.float32)
 
 
 def pieces(audio: np.ndarray, size: int) -> list[np.ndarray]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.audio.signals import noise
 from tests.audiosr.task_parts import AUTOENCODER, RATE, VOCODER, denoiser, features
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
@@ -58,10 +59,6 @@ def restorer(net: Any = None, autoencoder: Any = None, **options: Any) -> Restor
     options = {"sampler": DPMSolver(2), "batch_size": 2, "cutoff_hz": 3000.0, "pictures": False, **SHORT, **options}
     nets = (net or LocalNet(), autoencoder or LocalAutoencoder(), FrozenVocoder(config=VOCODER))
     return Restorer(*nets, features(), CosineDiffusion(), restore=RestoreOptions(**options)).eval()
-
-
-def noise(*shape: int, level: float = 0.1) -> np.ndarray:
-    return (level * np.random.default_rng(0).standard_normal(shape)).astype(np.float32)
 
 
 @pytest.mark.parametrize(("samples", "sampler"), [(12_000, DPMSolver(2)), (66_001, DDIM(2, eta=1.0))])

@@ -5,19 +5,13 @@ import copy
 import pytest
 import torch
 
+from tests.miipher import parts
 from tests.miipher.parts import backbone, cleaner
-from zoo.hifigan.nets.generator import Generator
 from zoo.hifigan.nets.magnitude_vocoders import MagnitudeVocos
 from zoo.hifigan.nets.vocos import Vocos
 from zoo.miipher.inference.onnx import SHAPES
 from zoo.miipher.inference.restorer import Restorer
 from zoo.runs.onnx_export import write_onnx
-
-
-def hifigan() -> Generator:
-    return Generator(
-        32, 16, (7, 7, 3, 3), (15, 15, 7, 7), resblock_kernel_sizes=(3,), resblock_dilation_sizes=((1, 3),)
-    )
 
 
 def vocos() -> Vocos:
@@ -28,7 +22,7 @@ def vocos() -> Vocos:
 @pytest.mark.parametrize(
     ("encoder", "generator", "rate"),
     [
-        pytest.param(cleaner, hifigan, 22050, id="hubert-hifigan"),
+        pytest.param(cleaner, parts.generator, 22050, id="hubert-hifigan"),
         pytest.param(lambda: cleaner("wavlm"), vocos, 24000, id="wavlm-vocos", marks=pytest.mark.slow),
         pytest.param(lambda: cleaner("hubert_preln", normalize=True), vocos, 24000, id="preln", marks=pytest.mark.slow),
     ],

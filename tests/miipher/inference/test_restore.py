@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.audio.analysis.test_loudness import loudness
+from tests.audio.signals import noise
 from tests.miipher.parts import backbone, cleaner
 from tests.miipher.stand_ins import LocalEncoder, copier, restorer, vocoder
 from zoo.audio.io import files
@@ -13,10 +14,6 @@ from zoo.miipher.options import RestoreOptions
 
 SHORT = {"chunk_seconds": 1.0, "overlap_seconds": 0.4}
 FULL = {"chunk_seconds": 1000.0, "overlap_seconds": 0.4}
-
-
-def noise(*shape: int, level: float = 0.1) -> np.ndarray:
-    return (level * np.random.default_rng(0).standard_normal(shape)).astype(np.float32)
 
 
 @pytest.mark.parametrize("samples", [5000, 16000, 16001, 99999])

@@ -3,38 +3,31 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.numeric import assert_agrees
+from tests.parity.recorded import arrays
 from zoo.audiosr.convert import convert, describe, from_original, is_original
 from zoo.audiosr.nets.denoiser import concat
 from zoo.audiosr.nets.unet import timestep_embedding
 from zoo.blocks.autoencoder import kl_divergence, posterior_mean
 from zoo.common.safe_load import load_foreign_checkpoint
 
-
-@pytest.fixture(scope="module")
-def io(folder: Path) -> dict[str, Tensor]:
-    with np.load(folder / "set_a" / "io.npz") as arrays:
-        return {key: torch.from_numpy(arrays[key]) for key in arrays}
-
-
 IMAGES = ("vae_moments", "vae_dec", "cond_mean", "unet_out_noglobal", "unet_out_global", "wrapper_out_small_cond")
 NAMES = (*IMAGES, "vae_kl", "ge_global", "ge_sequence", "temb")
 
 
 @torch.no_grad()
-def test_set_a_and_back(folder: Path, io: dict[str, Tensor], tmp_path: Path) -> None:
+def test_set_a_and_back(folder: Path, tmp_path: Path) -> None:
     """The file's nets run mel first; ours give the same with time first, and the same file again.
 
     modelV1 norms an image that is the same everywhere, which multiplies rounding errors by 1000: in float64 the net is
     1e-4 away from its own recording.
     """
     source, actual, back = folder / "set_a" / "step_7.pt", tmp_path / "ours.ckpt", tmp_path / "back" / "step_7.pt"
-    components = from_original(source)
+    components, io = from_original(source), arrays(folder / "set_a" / "io.npz")
 
     def evaluate(autoencoder: nn.Module, net: nn.Module, io: dict[str, Tensor]) -> dict[str, Tensor]:
         clip = io["ge_in"].mT
@@ -77,8 +70,8 @@ def test_audiosrs_layout(folder: Path, tmp_path: Path) -> None:
     vocoder_net = components["vocoder"]
     assert (describe(path)["format"], describe(path)["image axes"]) == ("audiosr", "time, mel")
     assert float(components["net"].latent_scale) == pytest.approx(0.37)
-    with np.load(folder / "common" / "vocoder_io.npz") as arrays:
-        mel, wave = (torch.from_numpy(arrays[key]) for key in ("mel", "wav_audiosr"))
+    recorded = arrays(folder / "common" / "vocoder_io.npz")
+    mel, wave = recorded["mel"], recorded["wav_audiosr"]
     frames = mel.shape[-1] * vocoder_net.hop_length
     torch.testing.assert_close(vocoder_net.net(mel).flatten(), wave.flatten()[:frames], atol=1e-4, rtol=0.0)
 

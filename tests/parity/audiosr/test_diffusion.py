@@ -1,12 +1,11 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from tests.numeric import assert_agrees
-from tests.parity.recorded import close
+from tests.parity.recorded import arrays, close
 from zoo.audiosr import DDIM, CosineDiffusion, MelFeatures, UNet
 from zoo.audiosr.data.cutoff import share_cutoff, spectrum
 from zoo.audiosr.data.simulate import FILTER_TYPES, lowpass
@@ -17,11 +16,6 @@ from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.hifigan.nets.generator import Generator
 
 STATED = {"atol": 1e-4, "rtol": 1e-3}  # the wider one holds
-
-
-def arrays(path: Path) -> dict[str, torch.Tensor]:
-    with np.load(path) as archive:
-        return {key: torch.from_numpy(archive[key]) for key in archive.files}
 
 
 def test_schedule_noising_and_target(folder):
@@ -39,12 +33,14 @@ def test_schedule_noising_and_target(folder):
     close(diffusion.target(mean, golden["noise"], golden["t"]), golden["v_target"], 1e-6)
 
 
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return {key: value.float() for key, value in load_foreign_checkpoint(path).items()}
+
+
 @pytest.fixture(scope="module")
 def unet(folder: Path) -> UNet:
     net = UNet(8, 4, 32, (1, 1), 1, (2,), 16, 2).eval()
-    net.load_state_dict(
-        {key: value.float() for key, value in load_foreign_checkpoint(folder / "common" / "audiosr_unet.pt").items()}
-    )
+    net.load_state_dict(weights(folder / "common" / "audiosr_unet.pt"))
     return net
 
 
@@ -85,16 +81,9 @@ def test_trajectories(folder, unet, steps, eta, scale):
 def test_vocoder(folder, variant, last_slope, output_padding):
     common = folder / "common"
     config = json.loads((common / "vocoder_config.json").read_text())
-    generator = Generator(
-        config.pop("num_mels"),
-        config.pop("upsample_initial_channel"),
-        **config,
-        last_slope=last_slope,
-        output_padding=output_padding,
-    ).remove_weight_norm_()
-    generator.load_state_dict(
-        {key: value.float() for key, value in load_foreign_checkpoint(common / "vocoder.pt").items()}
-    )
+    sizes = config.pop("num_mels"), config.pop("upsample_initial_channel")
+    generator = Generator(*sizes, **config, last_slope=last_slope, output_padding=output_padding).remove_weight_norm_()
+    generator.load_state_dict(weights(common / "vocoder.pt"))
     golden = arrays(common / "vocoder_io.npz")
     expected = golden[f"wav_{variant}"]
     with torch.no_grad():

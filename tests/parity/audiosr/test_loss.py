@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.numeric import assert_agrees
+from tests.parity.recorded import arrays
 from zoo.audiosr import CosineDiffusion, Denoiser, FrozenAutoencoder, GlobalEncoder, Latent, MelFeatures, UNet
 from zoo.audiosr.losses import Objective
 from zoo.common.safe_load import load_foreign_checkpoint
@@ -18,7 +18,7 @@ PREFIX = "model.diffusion_model."
 
 
 def test_loss_and_gradients(folder: Path) -> None:
-    io, meta = np.load(folder / "set_a" / "io.npz"), json.loads((folder / "set_a" / "meta.json").read_text())
+    io, meta = arrays(folder / "set_a" / "io.npz"), json.loads((folder / "set_a" / "meta.json").read_text())
     weights = load_foreign_checkpoint(folder / "set_a" / "step_7.pt")["state_dict"]
     unet = UNet(8, 4, 32, (1, 1), 1, (2,), 16, fusion="replace", context_channels=16)
     net = Denoiser(unet, GlobalEncoder(context_channels=16)).eval()
@@ -32,8 +32,7 @@ def test_loss_and_gradients(folder: Path) -> None:
         net, CosineDiffusion(), nn.ModuleDict({"latent": Latent()}), FrozenAutoencoder(config=unused),
         MelFeatures(sample_rate=16000, n_fft=512, hop_length=160, n_mels=32), None,
     )  # fmt: skip
-    mean, condition, noise, clip = (torch.from_numpy(io[key]) for key in ("vae_moments", "cond_mean", "noise", "ge_in"))
-    t = torch.from_numpy(io["t"])
+    mean, condition, noise, clip, t = (io[key] for key in ("vae_moments", "cond_mean", "noise", "ge_in", "t"))
 
     def evaluate(objective: Objective, mean: Tensor, condition: Tensor, noise: Tensor, clip: Tensor) -> Any:
         sums = objective(mean.chunk(2, 1)[0], condition, t, noise, torch.zeros(2), clip.mT)

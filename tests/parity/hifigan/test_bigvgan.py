@@ -14,8 +14,9 @@ from tests.parity.hifigan.test_training import formula_weights
 from tests.parity.recorded import Recorded
 from zoo.audio.analysis.spectral import MultiScaleMel
 from zoo.common.build import build
-from zoo.hifigan import BigVGAN, MultiBandDiscriminator, MultiOctaveDiscriminator, MultiResolutionDiscriminator
+from zoo.hifigan import MultiBandDiscriminator, MultiOctaveDiscriminator, MultiResolutionDiscriminator
 from zoo.hifigan.convert import convert, convert_config, describe, is_original
+from zoo.hifigan.convert.config import generator_spec
 from zoo.hifigan.convert.layouts import to_original_names, to_zoo_names
 from zoo.hifigan.nets.antialiasing import AntiAliasedActivation, Snake, low_pass_filter
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator
@@ -29,20 +30,11 @@ META, arrays, close = RECORDED.cases, RECORDED.arrays, RECORDED.close
 GENERATORS = [name for name in META if name.startswith("gen_")]
 
 
-def generator(folder):
-    h = json.loads((folder / "config.json").read_text())
-    return BigVGAN(
-        h["num_mels"], h["upsample_initial_channel"], h["upsample_rates"], h["upsample_kernel_sizes"], h["resblock"],
-        h["resblock_kernel_sizes"], h["resblock_dilation_sizes"], h["activation"], h["snake_logscale"],
-        h.get("use_tanh_at_final", True), h.get("use_bias_at_final", True),
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("case", GENERATORS)
 def test_generators(case, dtype):
     folder = GOLDEN / case
-    net, stored = generator(folder), arrays(f"{case}/io.npz")
+    net, stored = build(generator_spec(json.loads((folder / "config.json").read_text()))), arrays(f"{case}/io.npz")
     state = torch.load(folder / "bigvgan_generator.pt", weights_only=True)["generator"]
     actual = to_zoo_names({_flat(key): value for key, value in state.items() if not key.endswith(".filter")})
     net.load_state_dict(actual)
@@ -257,9 +249,8 @@ def test_files_of_the_hub(case, tmp_path):
     for each in results:
         torch.testing.assert_close(each, results[0], rtol=0, atol=1e-5)
         torch.testing.assert_close(each, arrays(f"{case}/io.npz")["out0.f32"][0, 0], rtol=0, atol=1e-4)
-    torch.save(
-        {"generator": {key: value.half() for key, value in state.items()}}, tmp_path / "normed" / "bigvgan_generator.pt"
-    )
+    half = {key: value.half() for key, value in state.items()}
+    torch.save({"generator": half}, tmp_path / "normed" / "bigvgan_generator.pt")
     convert(tmp_path / "normed", tmp_path / "half_export")
     for change in (lambda taps: taps + 0.1, lambda taps: taps[..., 1:-1], torch.Tensor.int):
         broken = state | {key: change(value) for key, value in state.items() if key.endswith("upsample.filter")}
