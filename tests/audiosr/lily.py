@@ -57,15 +57,10 @@ def state_of(made: dict[str, nn.Module], layout: str) -> dict[str, Tensor]:
     }
     state = {"scale_factor": torch.tensor(0.37 if layout == "audiosr" else 1.0), "clap.model.weight": torch.ones(2)}
     for name, net in made.items():
+        tensors = to_original_autoencoder(net.state_dict()) if name == "vae" else net.state_dict()
         for prefix in prefixes[name]:
-            state |= {prefix + key: value.clone() for key, value in original_tensors(net).items()}
+            state |= {prefix + key: value.clone() for key, value in tensors.items()}
     return state
-
-
-def original_tensors(net: nn.Module) -> dict[str, Tensor]:
-    """Name a net's tensors as the originals do."""
-    state = net.state_dict()
-    return to_original_autoencoder(state) if isinstance(net, AutoencoderKL) else state
 
 
 def config(layout: str, **train: Any) -> dict[str, Any]:

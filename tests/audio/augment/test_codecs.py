@@ -13,11 +13,6 @@ IN_LIBSNDFILE = ("mp3", "vorbis", "opus", "alaw", "mulaw", "gsm")
 LOWEST = {"mp3": 8, "vorbis": 0, "opus": 8, "alaw": 8000, "mulaw": 8000, "gsm": None}
 
 
-@pytest.fixture(scope="module")
-def speech():
-    return SyntheticSpeech(sample_rate=16000).utterance(1)[:24000]
-
-
 def lag_and_likeness(signal, reference):
     size = len(signal) + len(reference)
     correlation = np.fft.irfft(np.fft.rfft(signal, size) * np.conj(np.fft.rfft(reference, size)), size)
@@ -76,7 +71,8 @@ def ffmpeg(tmp_path, monkeypatch):
     codecs.measure_delay.cache_clear()
 
 
-def test_codecs_of_ffmpeg_are_used_where_it_is_and_their_delay_is_removed(speech, ffmpeg):
+def test_codecs_of_ffmpeg_are_used_where_it_is_and_their_delay_is_removed(ffmpeg):
+    speech = SyntheticSpeech(sample_rate=16000).utterance(1)[:24000]
     assert "amr_nb" in codecs.available_codecs() and "amr_wb" not in codecs.available_codecs()
     low = codecs.encode_decode(speech, 16000, "mulaw", 8000)  # what a line of 8 kHz can carry
     signal = codecs.encode_decode(low, 16000, "amr_nb")

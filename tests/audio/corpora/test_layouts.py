@@ -32,17 +32,6 @@ def jvs(tmp_path):
 
 
 @pytest.fixture
-def libritts(tmp_path):
-    root = tmp_path / "LibriTTS_R"
-    chapter = root / "dev-clean" / "84" / "121123"
-    for number in (1, 2):
-        wav(chapter / f"84_121123_000007_00000{number}.wav")
-    text(chapter / "84_121123.trans.tsv", '84_121123_000007_000001\t"Go, 1."\t"Go, one."\n')
-    wav(root / "train-clean-100" / "19" / "198" / "19_198_000000_000000.flac")
-    return root
-
-
-@pytest.fixture
 def fleurs(tmp_path):
     root = tmp_path / "fleurs-r"
     for locale, inner in (("ja_jp", "train"), ("en_us", "")):
@@ -55,9 +44,15 @@ def fleurs(tmp_path):
     return root
 
 
-def test_libritts_r(libritts):
-    utterances = list_utterances(libritts)
-    assert detect_layout(libritts) == "libritts_r"
+def test_libritts_r(tmp_path):
+    root = tmp_path / "LibriTTS_R"
+    chapter = root / "dev-clean" / "84" / "121123"
+    for number in (1, 2):
+        wav(chapter / f"84_121123_000007_00000{number}.wav")
+    text(chapter / "84_121123.trans.tsv", '84_121123_000007_000001\t"Go, 1."\t"Go, one."\n')
+    wav(root / "train-clean-100" / "19" / "198" / "19_198_000000_000000.flac")
+    utterances = list_utterances(root)
+    assert detect_layout(root) == "libritts_r"
     assert [(u.speaker, u.name, u.text, u.language) for u in utterances] == [
         ("19", "19/198/19_198_000000_000000", "", "en"),
         ("84", "84/121123/84_121123_000007_000001", '"Go, one."', "en"),

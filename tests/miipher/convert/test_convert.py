@@ -108,8 +108,7 @@ def several_processes(state: State, at: Path) -> Path:
 
 def older_weight_norm(state: State, at: Path) -> Path:
     old = renamed(state, "parametrizations.weight.original0", "weight_g")
-    path = accelerate(at / "final", [renamed(old, "parametrizations.weight.original1", "weight_v")], unsafe=False)
-    return path
+    return accelerate(at / "final", [renamed(old, "parametrizations.weight.original1", "weight_v")], unsafe=False)
 
 
 def counted_from_zero(state: State, at: Path) -> Path:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.audio.augment.degrade import DegradationRanges, Degrader
+from zoo.audio.augment.degrade import Degrader
 from zoo.audio.corpora.corpus import CorpusOptions, MemoryCorpus
 from zoo.audio.corpora.synthetic import write_synthetic_corpus
 from zoo.audio.io import files
@@ -22,10 +22,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_synthetic_corpus(folder / "anna", utterances=4, sample_rate=RATE)
     write_synthetic_corpus(folder / "bert", utterances=3, sample_rate=RATE)
     return folder
-
-
-def noisy(*steps: str) -> DegradationOptions:
-    return DegradationOptions(Degrader(steps=steps, ranges=DegradationRanges(snr_db=(0.0, 20.0))))
 
 
 def ready(
@@ -100,7 +96,7 @@ def test_versions_made_before_are_found(corpus: Path, tmp_path: Path) -> None:
 def test_without_corpora_the_embedded_one_is_degraded(tmp_path: Path) -> None:
     root, degraded = tmp_path / "clean", str(tmp_path / "degraded")
     data = SpeechData(
-        str(root), degraded=degraded, degradation=noisy("noise"),
+        str(root), degraded=degraded, degradation=DegradationOptions(Degrader(steps=["noise"])),
         corpus=CorpusOptions(embedded_if_missing=True, embedded_utterances=2), split=SpeakerSplit(items=1),
     )  # fmt: skip
     data.setup("fit")

@@ -27,14 +27,9 @@ VOCODERS = {
 }
 
 
-@pytest.fixture(scope="module")
-def waveforms(folder: Path) -> dict[str, Tensor]:
-    return load_foreign_checkpoint(folder / "waveforms.pt")
-
-
 @pytest.mark.parametrize("case", ADAPTERS)
-def test_features_and_losses(folder: Path, waveforms: dict[str, Tensor], case: str) -> None:
-    file, backbone = ADAPTERS[case]
+def test_features_and_losses(folder: Path, case: str) -> None:
+    waveforms, (file, backbone) = load_foreign_checkpoint(folder / "waveforms.pt"), ADAPTERS[case]
     cleaner = from_original(folder / case / file, backbone=folder / case / backbone)
     assert isinstance(cleaner, Cleaner)
     assert not cleaner.training
