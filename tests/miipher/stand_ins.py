@@ -36,25 +36,6 @@ class LocalEncoder(nn.Module):
         return torch.tanh(self.mix(x)).transpose(1, 2)
 
 
-class Framed(LocalEncoder):
-    """An encoder whose features are the samples themselves."""
-
-    def __init__(self) -> None:
-        super().__init__(HOP)
-
-    def forward(self, waveform: Tensor, lengths: Tensor | None = None) -> Tensor:
-        return nn.functional.pad(waveform, (0, -waveform.shape[1] % HOP)).reshape(len(waveform), -1, HOP)
-
-
-class Unframed(nn.Module):
-    """The vocoder that turns such features back into samples."""
-
-    in_channels, hop_length, receptive_frames = HOP, HOP, 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.transpose(1, 2).flatten(1)[:, None]
-
-
 def vocoder(dim: int = 8, channels: int = 16) -> Generator:
     """160 samples per frame: 8 kHz."""
     return Generator(
@@ -66,8 +47,3 @@ def restorer(**settings: Any) -> Restorer:
     """A restorer of random nets that gives 8 kHz."""
     torch.manual_seed(0)
     return Restorer(LocalEncoder(), vocoder(), 8000, RestoreOptions(**settings)).eval()
-
-
-def copier(**settings: Any) -> Restorer:
-    """A restorer that gives back what it takes, at 16 kHz."""
-    return Restorer(Framed(), Unframed(), 16000, RestoreOptions(**settings))  # type: ignore[arg-type]

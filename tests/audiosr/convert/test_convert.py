@@ -182,6 +182,9 @@ def test_refusals(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=key):
             convert(write(tmp_path, "modelV1", {"state_dict": tensors, "ema": {}}), tmp_path / "x.ckpt")
+    (tmp_path / "other.yaml").write_text("trainer: {max_steps: 3}")
+    with pytest.raises(ValueError, match=r"model\.params\.unet_config"):
+        convert_config(tmp_path / "other.yaml")
     torch.save({"net": {"weight": torch.ones(1)}}, tmp_path / "other.pt")
     assert not is_original(tmp_path / "other.pt")
 

@@ -96,9 +96,3 @@ def test_weights_to_start_from(tmp_path: Path) -> None:
     assert any(line.startswith("train.freeze_substrings: ") for line in unmapped)
     recipe, unmapped = convert_config(written_files(tmp_path, "modelV1", pretrained_path="gone.pt"))
     assert "init_from" not in recipe and "no file at gone.pt" in unmapped[1]
-
-
-def test_refusals(tmp_path: Path) -> None:
-    (tmp_path / "other.yaml").write_text("trainer: {max_steps: 3}")
-    with pytest.raises(ValueError, match=r"expected model\.params\.unet_config, found trainer"):
-        convert_config(tmp_path / "other.yaml")
