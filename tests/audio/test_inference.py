@@ -110,12 +110,8 @@ def test_a_file_gives_what_its_array_gives(name: str, tmp_path: Path) -> None:
 
 
 def test_integers_are_at_full_scale_of_their_type() -> None:
-    for kind, values in {
-        "int16": [-(2**15), 2**14],
-        "int32": [-(2**31), 2**30],
-        "uint8": [0, 192],
-        "int8": [-128, 64],
-    }.items():
+    integers = {"int16": [-(2**15), 2**14], "int32": [-(2**31), 2**30], "uint8": [0, 192], "int8": [-128, 64]}
+    for kind, values in integers.items():
         np.testing.assert_array_equal(as_audio(np.array(values, kind), 1), [-1, 0.5])
     assert as_audio(noise(3).astype(np.float16), 1).dtype == np.float32
     assert as_audio(noise(1, 1), 1).shape == (1, 1)
@@ -130,16 +126,11 @@ def test_the_snippet_of_the_model_card_runs(tmp_path: Path, monkeypatch: pytest.
     assert space["result"].shape == (2, 4000)
 
 
+few_steps = partial(audiosr_restorer, cutoff_hz=None, guidance_scale=1.0, sampler=DPMSolver(1), chunk_seconds=4.0)
 LONG: dict[str, tuple[Callable[[], Inference], int, int]] = {  # how it is built, rates of input and result in Hz
     "vocoder": (vocoder, 8000, 8000),
     "miipher": (lambda: Restorer(LocalEncoder(), feature_vocoder(channels=64), 8000).eval(), 16000, 8000),
-    "audiosr": (
-        partial(
-            audiosr_restorer, cutoff_hz=None, pictures=True, guidance_scale=1.0, sampler=DPMSolver(1), chunk_seconds=4.0
-        ),
-        16000,
-        16000,
-    ),
+    "audiosr": (partial(few_steps, pictures=True), 16000, 16000),
 }
 
 

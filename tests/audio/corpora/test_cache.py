@@ -114,26 +114,19 @@ def test_bad_files_are_left_out_up_to_a_share_that_counts_anew(tmp_path, caplog)
     assert entries(tmp_path) == ["in", "out"]
 
 
-@pytest.mark.parametrize(("peak_db", "subtype"), [(-50, "PCM_24"), (-80, "FLOAT")])
-def test_quiet_files_keep_their_precision(tmp_path, peak_db, subtype):
-    rng = np.random.default_rng(1)
-    loud = rng.uniform(-1, 1, RATE)
-    loud /= np.abs(loud).max()
-    files.write(tmp_path / "a.wav", loud * 10 ** (peak_db / 20), RATE, subtype)
+@pytest.mark.parametrize(("peak_db", "subtype"), [(-50, "PCM_24"), (-80, "FLOAT"), (8, "FLOAT")])
+def test_quiet_files_and_those_beyond_full_scale_keep_level_and_precision(tmp_path, peak_db, subtype):
+    loud = np.random.default_rng(1).uniform(-1, 1, RATE)
+    files.write(tmp_path / "a.wav", loud / np.abs(loud).max() * 10 ** (peak_db / 20), RATE, subtype)
     corpus = build_cache([tmp_path / "a.wav"], tmp_path / "out", RATE)
-    audio = read_normalized(corpus, 0, True, 0, -1).numpy().astype(np.float64)
     source = files.read_mono(tmp_path / "a.wav").astype(np.float64)  # what the file itself holds
-    expected = source / np.abs(source).max() * 0.95
+    peak = np.abs(source).max()
+    np.testing.assert_allclose(corpus.read(0), source, atol=4e-5 * peak)
+    assert corpus.peaks[0] == pytest.approx(peak, rel=4e-5)
+    assert read_normalized(corpus, 0, False, 0, -1).abs().max() == pytest.approx(min(peak, 1), rel=1e-4)
+    audio = read_normalized(corpus, 0, True, 0, -1).numpy().astype(np.float64)
+    expected = source / peak * 0.95
     assert 10 * np.log10(np.sum(expected**2) / np.sum((audio - expected) ** 2)) >= 80
-
-
-def test_files_beyond_full_scale_keep_their_level(tmp_path):
-    loud = np.random.default_rng(1).uniform(-2.5, 2.5, RATE)
-    files.write(tmp_path / "a.wav", loud, RATE, "FLOAT")
-    corpus = build_cache([tmp_path / "a.wav"], tmp_path / "out", RATE)
-    np.testing.assert_allclose(corpus.read(0), loud, atol=1e-4)
-    assert corpus.peaks[0] == pytest.approx(np.abs(loud).max(), abs=1e-4)
-    assert read_normalized(corpus, 0, False, 0, -1).abs().max() == pytest.approx(1, abs=1e-4)
 
 
 def test_other_folders_are_refused(tmp_path):

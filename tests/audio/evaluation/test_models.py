@@ -16,14 +16,9 @@ from zoo.audio.evaluation.similarity import SpeakerSimilarity
 RATE = 16000
 VOICE = SyntheticSpeech(RATE, seconds=(1.0, 1.0)).utterance(0)
 SIZES = {
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-    "conv_dim": (8,) * 7,
-    "num_conv_pos_embeddings": 16,
-    "num_conv_pos_embedding_groups": 2,
-}
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
+    "conv_dim": (8,) * 7, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2,
+}  # fmt: skip
 
 
 def write_onnx(path, nodes, shape, outputs):

@@ -7,14 +7,10 @@ from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.hifigan.convert import from_original
 
 SSL_CONFIG = {
-    "resblock": "1",
-    "upsample_rates": [7, 7, 3, 3],
-    "upsample_kernel_sizes": [15, 15, 7, 7],
-    "upsample_initial_channel": 16,
-    "resblock_kernel_sizes": [3, 7, 11],
-    "resblock_dilation_sizes": [[1, 3, 5]] * 3,
+    "resblock": "1", "upsample_rates": [7, 7, 3, 3], "upsample_kernel_sizes": [15, 15, 7, 7],
+    "upsample_initial_channel": 16, "resblock_kernel_sizes": [3, 7, 11], "resblock_dilation_sizes": [[1, 3, 5]] * 3,
     "conformer_num_heads": 4,
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
