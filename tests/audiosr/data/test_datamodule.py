@@ -1,5 +1,6 @@
 """Crops and counterparts: fresh in each epoch, equal for any worker or cache; grid, silence, pairs, broken files."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -191,6 +192,12 @@ def test_vocoder_data_of_the_same_folder_have_another_cache(corpus: Path, tmp_pa
     data(folder, tmp_path)
     VocoderData(str(folder), RATE, corpus=CorpusOptions(str(cache))).prepare_data()
     assert len(list(cache.glob("*/audio.i16"))) == 2
+
+
+def test_low_of_several_folders_is_no_target(corpus: Path, tmp_path: Path) -> None:
+    shutil.copytree(corpus / "train", tmp_path / "sets" / "speech")
+    with pytest.raises(ValueError, match="speech/low"):
+        data(tmp_path / "sets", tmp_path)
 
 
 def test_cache_before_training(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,10 +20,14 @@ def test_an_empty_configuration_is_the_originals_recipe(tmp_path):
     for model, name in (("AD", "darkroom_ad"), ("CompressedAD", "darkroom_cad")):
         (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model": model}))
         expected = load_recipe(recipe_root() / "compressed_ad" / f"{name}.yaml")
+        if model == "CompressedAD":  # the original's code has other stages than its configurations
+            stages = {"starts": [0, 10_000, 25_000, 40_000], "max_compressions": [1, 2, 3, None]}
+            shares = [[0.5, 0.45, 0.05], [0.35, 0.4, 0.2, 0.05], [0.25, 0.3, 0.3, 0.15], [0.2, 0.25, 0.3, 0.25]]
+            expected["data"]["init_args"]["curriculum"]["init_args"] |= stages | {"shares": shares}
         assert convert_config(tmp_path / "config.yaml") == (expected, [])
     halved = recipe_of(tmp_path, {"model": "CompressedAD", "gradient_accumulation_steps": 2})[0]
     assert halved["trainer"]["max_steps"] == 50_000  # the recipe's own steps are the original's batches
-    assert halved["data"]["init_args"]["curriculum"]["init_args"]["starts"] == [0, 15_000, 25_000, 37_500]
+    assert halved["data"]["init_args"]["curriculum"]["init_args"]["starts"] == [0, 5_000, 12_500, 20_000]
 
 
 def test_a_configuration_becomes_a_recipe(tmp_path):

@@ -16,7 +16,7 @@ from zoo.convert.settings import SettingsReader, to_number
 
 SAMPLE_RATE = 48_000
 # the same here, or determined by other keys
-IMPLIED = ("data.categories", "data.win_length", "train.lr")
+IMPLIED = ("data.win_length", "train.lr")
 HINTS = {
     "train.fastboot": "`zoo cache` prepares the data once",
     "train.use_jit_compile": "the original ignores it; train.use_torch_compile counts",
@@ -62,11 +62,12 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     tables = {**{name: config.get(name) or {} for name in SECTIONS}, "model": options}
     settings = SettingsReader(tables, path, IMPLIED, HINTS)
     layout = TARGETS.get(str(config["model"].get("target") or "").partition(".")[0], "audiosr")
-    model = _model(settings, config, layout)
+    is_lily = "train" in config  # whose window switches on what a file does not name
+    model = _model(settings, config, layout, is_lily)
     rate = model["features"]["init_args"]["sample_rate"]
     recipe: dict[str, Any] = {
         "seed_everything": settings.number("experiment.seed", 1337, int),
-        "trainer": _trainer(settings),
+        "trainer": _trainer(settings, is_lily),
         "checkpoints": {
             "every_n_steps": settings.number("train.save_interval_steps", 25, int),
             "monitor": "val/loss",
@@ -79,9 +80,9 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     return recipe, settings.unused(EMPTY)
 
 
-def _trainer(settings: SettingsReader) -> dict[str, Any]:
+def _trainer(settings: SettingsReader, is_lily: bool) -> dict[str, Any]:
     accumulated = settings.number("train.gradient_accumulation_steps", 1, int)
-    mixed = settings.flag("train.use_mixed_precision", False)
+    mixed = settings.flag("train.use_mixed_precision", is_lily)
     scale = settings.number("train.amp_init_scale", 65536.0)
     callbacks = [component("zoo.training.EMA", modules=["net"], decay=settings.number("train.ema_decay", 0.999))]
     protects = settings.flag("train.loss_explosion_protection", True)
@@ -109,7 +110,7 @@ def _trainer(settings: SettingsReader) -> dict[str, Any]:
     }
 
 
-def _model(settings: SettingsReader, config: Mapping[str, Any], layout: str) -> dict[str, Any]:
+def _model(settings: SettingsReader, config: Mapping[str, Any], layout: str, is_lily: bool) -> dict[str, Any]:
     """Arguments of `DiffusionTask`, the schedule left out."""
     params = config["model"]["params"]
     sizes = section(params, "first_stage_config", "params", "ddconfig")
@@ -131,7 +132,7 @@ def _model(settings: SettingsReader, config: Mapping[str, Any], layout: str) -> 
     betas = [to_number(beta, float, "train.betas") for beta in settings.get("train.betas", (0.9, 0.99))]
     decay = settings.number("train.weight_decay", 1e-4)
     return {
-        "net": _denoiser(settings, section(params, "unet_config", "params"), latents, layout),
+        "net": _denoiser(settings, section(params, "unet_config", "params"), latents, layout, is_lily),
         "autoencoder": component("zoo.audiosr.FrozenAutoencoder", source=None, config=_autoencoder(sizes, latents)),
         "vocoder": None,
         "features": features,
@@ -145,7 +146,7 @@ def _model(settings: SettingsReader, config: Mapping[str, Any], layout: str) -> 
             "guidance_scale": 1.0 if layout != "audiosr" else 3.5,
             "seed": settings.number("experiment.seed", 1337, int),
         },
-        "compile": settings.flag("train.use_torch_compile", False),
+        "compile": settings.flag("train.use_torch_compile", is_lily),
         "compile_options": {
             "mode": str(settings.get("train.compile_mode", "default")),
             "fullgraph": settings.flag("train.compile_fullgraph", False),
@@ -167,7 +168,9 @@ def _autoencoder(sizes: Mapping[str, Any], latents: int) -> dict[str, Any]:
     }
 
 
-def _denoiser(settings: SettingsReader, unet: Mapping[str, Any], latents: int, layout: str) -> dict[str, Any]:
+def _denoiser(
+    settings: SettingsReader, unet: Mapping[str, Any], latents: int, layout: str, is_lily: bool
+) -> dict[str, Any]:
     encoder = None
     context = None
     if layout != "audiosr" and bool(unet.get("use_global_encoder", True)):
@@ -191,7 +194,7 @@ def _denoiser(settings: SettingsReader, unet: Mapping[str, Any], latents: int, l
         norm_groups=NORM_GROUPS,
         fusion="none" if context is None else LAYOUTS[layout].fusion,
         context_channels=context,
-        checkpointing=settings.flag("train.use_gradient_checkpointing", False),
+        checkpointing=settings.flag("train.use_gradient_checkpointing", is_lily),
     )
     return component("zoo.audiosr.Denoiser", unet=net, global_encoder=encoder)
 
@@ -200,6 +203,8 @@ def _data(settings: SettingsReader, sample_rate: int) -> dict[str, Any]:
     for key, usual in (("data.high_dir_name", "high"), ("data.low_dir_name", "low")):
         if (name := settings.get(key, usual)) != usual:
             settings.notes.append(f"{key}: the folder {name} must be called {usual} here")
+    if others := [name for name in settings.get("data.categories", []) if name not in ("train", "valid")]:
+        settings.notes.append(f"data.categories: put the files of {', '.join(map(str, others))} into train/high")
     return {
         "root": str(settings.get("data.dataset_root", "data")),
         "sample_rate": "${model.init_args.features.init_args.sample_rate}",
@@ -229,8 +234,8 @@ def _schedule(settings: SettingsReader, recipe: dict[str, Any]) -> None:
     root = Path(data["root"])
     folders = [root / split / "high" for split in ("train", "valid")]
     clips = sum(len(files.find_audio_files(folder)) for folder in folders if folder.is_dir())
-    batches = math.ceil((clips - int(clips * data["split"]["ratio"])) / data["batch_size"])
-    steps = epochs * batches // trainer["accumulate_grad_batches"]
+    batches = (clips - int(clips * data["split"]["ratio"])) // data["batch_size"]
+    steps = epochs * math.ceil(batches / trainer["accumulate_grad_batches"])
     if steps > warmup:
         trainer["max_steps"] = steps
         name, arguments = "WarmupCosine", {"min_factor": last}

@@ -43,6 +43,12 @@ def find_parts(root: Path, paired: bool, valid_root: Path | None, lists: Lists) 
     train_root = root / "train" if (root / "train" / HIGH).is_dir() else root
     if valid_root is not None and lists[1] is not None:
         raise ValueError("data.split: give root or val_list, the latter of files below data.root, not both")
+    divided = [path.parent.name for path in sorted(root.glob(f"*/{LOW}")) if (path.parent / HIGH).is_dir()]
+    if divided and train_root == root and not (root / HIGH).is_dir():
+        raise ValueError(
+            f"data: {root} has neither train/{HIGH} nor {HIGH}, but {divided[0]}/{HIGH} and {divided[0]}/{LOW}, which "
+            f"would be trained on, too: name one of {', '.join(divided)} as data.root, or move their files together"
+        )
     val_root = valid_root and Path(os.path.abspath(valid_root))
     layout_root = root / "valid"
     if val_root is None and train_root != root and (layout_root / HIGH).is_dir():

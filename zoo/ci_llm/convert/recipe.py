@@ -16,7 +16,7 @@ SCHEDULES = {
     "linear": "zoo.training.WarmupLinear",
 }
 # without effect on training, or the default here
-IMPLIED = ("parallel_mode", "dataset_subset")
+IMPLIED = ("parallel_mode",)
 DATA = "${oc.env:ZOO_DATA,data}"
 EMPTY: tuple[Any, ...] = (None, False, 0, 0.0)  # values without a note
 EPOCHS = ("epochs", 1, int)
@@ -35,7 +35,7 @@ HINTS = {
     "processed_data_path_eval": "texts are tokenised into data.init_args.cache",
     "spark": "not needed: texts are tokenised into data.init_args.cache",
     "eval_batch_size": "an option of zoo evaluate ci_llm",
-    "max_new_tokens": "an option of zoo evaluate ci_llm",
+    **dict.fromkeys(("max_new_tokens", "max_new_tokens_eval"), "an option of zoo evaluate ci_llm"),
     "dirichlet_alpha_aggregator": "set model.init_args.aggregator to zoo.ci_llm.Dirichlet with this alpha",
 }
 
@@ -62,7 +62,8 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     recipe = {
         "seed_everything": settings.number("seed", 42, int),
         "trainer": {
-            **({"max_epochs": settings.number(*EPOCHS)} if steps is None else {"max_steps": steps}),
+            "max_epochs": settings.number(*EPOCHS),  # whichever comes first
+            **({} if steps is None else {"max_steps": steps}),
             "precision": settings.choice("mixed_precision", "no", PRECISIONS),
             "accumulate_grad_batches": settings.number(*ACCUMULATION),
             "gradient_clip_val": 1.0,  # the original's DeepSpeed file alone has it
@@ -128,8 +129,10 @@ def _model(settings: SettingsReader, steps: int | None) -> dict[str, Any]:
 def _data(settings: SettingsReader) -> dict[str, Any]:
     name = str(settings.get("dataset_name", "gsm8k"))
     tokenizer = settings.get("tokenizer_name", settings.get("model_name"))
+    if (subset := settings.get("dataset_subset", "main")) != "main":
+        settings.notes.append(f"dataset_subset: name the folder of {subset} as data.init_args.root")
     return {
-        "root": name if name.startswith((".", "/")) else f"{DATA}/{Path(name).name}",
+        "root": name if name.startswith((".", "/")) or Path(name).exists() else f"{DATA}/{Path(name).name}",
         "tokenizer": component("zoo.ci_llm.PretrainedTokenizer", source=tokenizer),
         "text_format": {
             "prompt_field": "question",

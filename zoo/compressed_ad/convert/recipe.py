@@ -68,6 +68,10 @@ KEYS = {
     "tf_attn_dropout": SettingRule(hint="ignored by the original, which takes tf_dropout"),
     "tf_n_inner": SettingRule(hint="ignored by the original, which takes tf_dim_feedforward"),
     "traj_dir": SettingRule(hint="data.init_args.root, a folder of zoo collect"),
+    **dict.fromkeys(
+        ("pretrain_timesteps", "pretrain_batch_size", "pretrain_lr", "pretrain_warmup_steps"),
+        SettingRule(hint="for the recipe compressed_ad/pretrain_darkroom, whose run --init_from takes"),
+    ),
 }
 KEYS_OF_KIND: dict[Kind, dict[str, SettingRule]] = {
     "AD": {},
@@ -99,6 +103,9 @@ EARLIER = {
 }
 # Shares of lengths in a stage that gives none, by its limit on compressions; None for other limits.
 SHARES = {1: [0.5, 0.45, 0.05], 2: [0.35, 0.4, 0.2, 0.05], 3: [0.25, 0.3, 0.3, 0.15], None: [0.2, 0.25, 0.3, 0.25]}
+STAGES = [  # of a configuration without curriculum_schedule
+    {"step": step, "max_compressions": limit} for step, limit in ((0, 1), (10_000, 2), (25_000, 3), (40_000, None))
+]
 EARLIER_SHARES = [0.1, 0.2, 0.3, 0.4]  # of depths 0 to 3
 
 
@@ -160,10 +167,7 @@ def _set_options(recipe: dict[str, Any], config: Mapping[str, Any], kind: Kind) 
     check_at_least(1, gradient_accumulation_steps=parts)
     table = KEYS | KEYS_OF_KIND[kind]
     if kind == "CAD":
-        curriculum = data["curriculum"]["init_args"]
-        curriculum["starts"] = [math.ceil(start / parts) for start in curriculum["starts"]]
-        if config.get("curriculum_schedule"):
-            _set_stages(curriculum, config["curriculum_schedule"], parts)
+        _set_stages(data["curriculum"]["init_args"], config.get("curriculum_schedule") or STAGES, parts)
     for option in (rule.updates for key, rule in table.items() if rule.updates and key not in config):
         set_recipe_option(recipe, option, math.ceil(recipe_option(recipe, option) / parts))
     for key in filter(table.__contains__, config):

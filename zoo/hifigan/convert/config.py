@@ -111,7 +111,7 @@ def to_recipe(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         mapped |= {*bigvgan.GENERATOR_KEYS, *bigvgan.SETTINGS}
         if not config.get("use_spectral_norm"):  # our MultiPeriodDiscriminator has weight norm alone
             mapped.add("use_spectral_norm")
-    data = {"root": "${oc.env:ZOO_DATA,data}", **{zoo: settings[key] for key, zoo in DATA_KEYS.items()}}
+    data = {"root": "${oc.env:ZOO_DATA,data}/ljspeech", **{zoo: settings[key] for key, zoo in DATA_KEYS.items()}}
     recipe = {
         "seed_everything": settings["seed"],
         "trainer": {"max_epochs": MAX_EPOCHS},

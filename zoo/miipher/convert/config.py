@@ -66,16 +66,21 @@ def _trainer(settings: SettingsReader) -> tuple[dict[str, Any], int]:
         "limit_val_batches": settings.number("validation_batches", 25, int),
         "gradient_clip_val": settings.number("optim.max_grad_norm", 1.0),
         "accumulate_grad_batches": accumulate,
-        "log_every_n_steps": settings.number("log_interval", 100, int),
+        "log_every_n_steps": max(1, settings.number("log_interval", 100, int) // accumulate),
         "precision": settings.choice("training.mixed_precision", "no", PRECISIONS),
     }
     return trainer | ({"accelerator": "cpu"} if settings.get("training.force_cpu", False) else {}), accumulate
 
 
 def _model(settings: SettingsReader) -> dict[str, Any]:
-    kind = str(settings.get("model.model_type", "auto"))
+    kind, layer = str(settings.get("model.model_type", "auto")), _required(settings, "model.hubert_layer")
+    if any(key.startswith("accelerate.") for key in settings.values):
+        settings.notes.append(
+            f"model.hubert_layer: block {layer}, from 1; a configuration of before 2025-06-27 counted from 0 and means "
+            f"block {layer + 1}: set model.init_args.encoder.init_args.backbone.init_args.layer"
+        )
     backbone = {
-        "layer": _required(settings, "model.hubert_layer"),
+        "layer": layer,
         "source": settings.require("model.hubert_model_name"),
     }
     if kind == "hubert" and "wavlm" in backbone["source"].lower():
