@@ -75,6 +75,11 @@ def test_components_are_built_at_any_depth() -> None:
     assert mel(torch.zeros(1, 4096)).shape == (1, 40, 16)
 
 
+def test_lists_of_a_file_are_the_tuples_that_an_argument_is() -> None:
+    data = build({"class_path": "zoo.flow.ImageData", "init_args": {"root": None, "background": [0, 0, 9]}})
+    assert data.framing.background == (0, 0, 9)
+
+
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "shapes.py").write_text(

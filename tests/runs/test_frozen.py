@@ -21,7 +21,7 @@ from zoo.cli.main import main
 from zoo.runs import frozen, pretrained_files
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.load import load
-from zoo.runs.model_description import validate_records
+from zoo.runs.model_description import describe_model, validate_records
 from zoo.training.callbacks.checkpoint_contents import CheckpointContents
 from zoo.training.callbacks.ema import EMA
 
@@ -278,3 +278,8 @@ def test_where_a_file_holds_its_tensors_does_not_matter(tmp_path: Path) -> None:
 def test_a_copy_lies_in_the_run(place: str) -> None:
     with pytest.raises(ValueError, match=r"not in frozen/"):
         validate_records({"net": {"sha256": "0" * 64, "source": None, "revision": None, "folder": place}})
+
+
+def test_mappings_that_an_export_would_change_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"net\.init_args\.table: .* 1$"):
+        describe_model(None, {"net": {"class_path": "mine.Net", "init_args": {"table": {1: 2.5}}}})

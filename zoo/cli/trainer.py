@@ -49,6 +49,7 @@ from zoo.training.callbacks.rng import RNGState
 from zoo.training.callbacks.samples import Samples
 from zoo.training.callbacks.summary import RunSummary, print_summary
 from zoo.training.callbacks.train_log import TrainLog
+from zoo.training.datamodule import ZooDataModule
 from zoo.training.errors import ConnectionLostError, explain_error
 from zoo.training.task import ZooTask
 
@@ -350,7 +351,13 @@ class ZooCLI(LightningCLI):
             raise explain_build(error) from error
         self.config = parsed  # what the run's config.yaml says: its copies are no part of the recipe
         frozen_files.restore_sources(frozen.frozen_modules({"": self.model}), arguments, used)
-        plain = yaml.safe_load(yaml.safe_dump(self.config["model"].as_dict(), sort_keys=False))
+        try:
+            plain = yaml.safe_load(yaml.safe_dump(self.config["model"].as_dict(), sort_keys=False))
+        except yaml.representer.RepresenterError as error:
+            value = error.args[-1]
+            raise WrongNameError(
+                f"model: a checkpoint cannot describe {value!r}; take str in the place of {type(value).__name__}"
+            ) from error
         self.model.specs = describe_model(self.model, plain["init_args"])
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
@@ -406,6 +413,8 @@ def fit(cli: ZooCLI) -> None:
     """Train, from a checkpoint, from given weights or from the start."""
     done = 0 if cli.checkpoint is None else read_step(cli.checkpoint)
     resumed = None if cli.checkpoint is None else str(cli.checkpoint)
+    if not isinstance(cli.datamodule, ZooDataModule):
+        log.warning("%s is no ZooDataModule: a resume may train on other batches", type(cli.datamodule).__name__)
     with print_summary(cli.trainer, done, cli.config["terminal.metrics"]):
         if resumed is None:
             cli.csv.trim(-1)  # a run that was killed before its first checkpoint left some rows

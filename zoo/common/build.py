@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_origin
 
 import torch
 from torch import Tensor
@@ -29,7 +29,12 @@ def build(spec: Any, slot: Any = object) -> Any:
         if not isinstance(init_args, Mapping) or not all(isinstance(key, str) for key in init_args):
             raise ValueError(f"{path}: init_args are a mapping of argument names, found {init_args!r}")
         annotations = constructor_annotations(cls)
-        arguments = {key: build(value, annotations.get(key, Any)) for key, value in init_args.items()}
+        arguments = {}
+        for key, value in init_args.items():
+            annotation = annotations.get(key, Any)
+            arguments[key] = build(value, annotation)
+            if isinstance(arguments[key], list) and get_origin(annotation) is tuple:  # files have no tuples
+                arguments[key] = tuple(arguments[key])
         try:
             return cls(**arguments)
         except TypeError as error:

@@ -32,11 +32,21 @@ def recipe_root() -> Path:
 
 
 def list_systems() -> list[System]:
-    """List the zoo's systems by name, then the user's own packages (`--allow-import`) with a converter or `configs`."""
+    """List the zoo's systems by name, then the user's own packages (`--allow-import`) with a converter or `configs`.
+
+    ValueError for a package that is named like another system: recipes go by that name.
+    """
     folders = [path.parent for path in sorted(PACKAGE.glob("*/__init__.py"))]
     packages = [(f"zoo.{folder.name}", folder, recipe_root() / folder.name) for folder in folders]
     packages += [(name, _package_folder(name), _package_folder(name) / "configs") for name in allowed_packages()]
-    return [_read_system(*package) for package in packages if package[2].is_dir() or _has_converter(package[1])]
+    systems = [_read_system(*package) for package in packages if package[2].is_dir() or _has_converter(package[1])]
+    by_name: dict[str, System] = {}
+    for system in systems:
+        if (other := by_name.setdefault(system.name, system)) is not system:
+            raise ValueError(
+                f"--allow-import {system.package}: {other.package} has the same last name; rename the package"
+            )
+    return systems
 
 
 def recipe_paths() -> dict[str, Path]:

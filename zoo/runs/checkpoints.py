@@ -104,7 +104,7 @@ def _find_damage(path: Path) -> str | None:
     hash_file = _hash_file(path)
     match = _DIGEST.match(hash_file.read_text(encoding="utf-8", errors="replace")) if hash_file.is_file() else None
     if match is None:
-        log.warning("%s: %s holds no hash, so the checksums of the whole file are compared", path, hash_file)
+        log.warning("%s: no hash in %s, so the checksums of the whole file are compared", path, hash_file.name)
     try:
         with zipfile.ZipFile(path) as archive:
             corrupt = archive.testzip() if match is None else None

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from zoo import __version__
+from zoo.common.foreign_files import iterate_keys
 from zoo.common.registry import public_name
 
 FORMAT = 2  # of checkpoints and exports
@@ -18,7 +19,13 @@ _FROZEN_COPY = re.compile(r"frozen/[0-9a-f]{8,64}")
 
 
 def describe_model(task: Any, init_args: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe a `ZooTask` by the plain arguments of its constructor, so that a checkpoint needs no run folder."""
+    """Describe a `ZooTask` by the plain arguments of its constructor, so that a checkpoint needs no run folder.
+
+    ValueError for mappings with other keys than texts, which an export would turn into texts.
+    """
+    for key, value in iterate_keys(init_args):
+        if others := [name for name in value if not isinstance(name, str)] if isinstance(value, Mapping) else []:
+            raise ValueError(f"model.init_args.{key}: an export keeps texts alone as keys, found {others[0]!r}")
     return {
         "format": FORMAT,
         "version": __version__,

@@ -195,8 +195,16 @@ def test_all_misfits_are_in_one_message_with_the_options_that_mend_them(tmp_path
 
 
 def test_every_split_with_other_fields_is_named(tmp_path):
-    other = json.dumps({"context": "a", "question": "b", "reply": "c"}) + "\n"
+    other = json.dumps({"question": "b", "reply": "c"}) + "\n"
     (tmp_path / "train.jsonl").write_text(other * 80)
     (tmp_path / "test.jsonl").write_text(other)
     with pytest.raises(ValueError, match=r"train\.jsonl has no field .*; .*test\.jsonl has no field"):
         prepare(TextData(BYTES, str(tmp_path), cache=None))
+
+
+@pytest.mark.parametrize("names", [("instruction", "input", "output"), ("id", "text")])
+def test_fields_are_not_guessed(tmp_path, names):
+    (tmp_path / "train.jsonl").write_text(json.dumps(dict.fromkeys(names, "a")) + "\n")
+    with pytest.raises(ValueError, match=", ".join(names)) as error:
+        prepare(TextData(BYTES, str(tmp_path), cache=None))
+    assert "--data.text_format" not in str(error.value)

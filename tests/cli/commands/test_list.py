@@ -34,6 +34,12 @@ def test_systems_and_recipes_are_listed(capsys):
     assert all(name.startswith("flow/") for name in names)
 
 
+def test_a_package_named_like_a_system_is_refused(package, capsys):
+    package.rename(package.with_name("flow"))
+    assert main(["--allow-import", "flow", "list"]) == 1
+    assert "zoo.flow has the same last name" in capsys.readouterr().err
+
+
 def test_package_of_a_user_is_listed_without_importing_it(package, capsys):
     assert main(["--allow-import", "colours", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -31,6 +31,7 @@ HOLD_OUT = -5  # of the seeds
 DEFAULT_FORMAT = TextFormat()
 UNLIMITED = 2**30  # context of a backbone without limit
 ANSWER = 64  # tokens of an answer, in a proposal
+USUAL_ANSWERS = ("answer", "completion", "output", "response", "solution", "target")  # names of fields
 
 
 def check_texts(trainer: Trainer, tokenizer: Tokenizer, template: str) -> None:
@@ -193,7 +194,7 @@ class TextData(ZooDataModule):
         return tokenise_files(files, self.tokenizer, replace(self.text_format, **fields), self.cache)
 
     def _other_fields(self, split: Split) -> dict[str, str]:
-        """Fields that a split's first file has in the place of absent ones, by option; none where there are too few."""
+        """Fields that a split's first file has in the place of absent ones, by option; none where that is a guess."""
         files = [] if self.root is None else split_files(self.root, split)
         if not files:
             return {}
@@ -201,7 +202,9 @@ class TextData(ZooDataModule):
         fields = text_fields(files[0])
         absent = [key for key, name in names.items() if name not in fields]
         unused = [name for name in fields if name not in names.values()]
-        return dict(zip(absent, unused, strict=False)) if len(unused) >= len(absent) else {}
+        unused.sort(key=USUAL_ANSWERS.__contains__)
+        is_clear = len(absent) < 2 or [name in USUAL_ANSWERS for name in unused] == [False, True]
+        return dict(zip(absent, unused, strict=True)) if is_clear and len(unused) == len(absent) else {}
 
     def _field_misfits(self, fields: Mapping[Split, Mapping[str, str]]) -> list[str]:
         """List the splits whose fields have other names, with the options or the names that mend it."""

@@ -110,7 +110,8 @@ def read_text(record: Any, field: str, where: str) -> str:
         )
     text = record[field]
     if not isinstance(text, str):
-        raise ValueError(f"{where}: {field!r} is {text!r:.40}, expected a text; put it into quotes")
+        cure = "remove the line or complete it" if text is None else "put it into quotes"
+        raise ValueError(f"{where}: {field!r} is {text!r:.40}, expected a text; {cure}")
     if not text.strip():
         raise ValueError(f"{where}: {field!r} is empty; remove the line or complete it")
     try:
