@@ -103,7 +103,7 @@ EARLIER = {
 }
 # Shares of lengths in a stage that gives none, by its limit on compressions; None for other limits.
 SHARES = {1: [0.5, 0.45, 0.05], 2: [0.35, 0.4, 0.2, 0.05], 3: [0.25, 0.3, 0.3, 0.15], None: [0.2, 0.25, 0.3, 0.25]}
-STAGES = [  # of a configuration without curriculum_schedule
+STAGES: list[Mapping[str, Any]] = [  # of a configuration without curriculum_schedule
     {"step": step, "max_compressions": limit} for step, limit in ((0, 1), (10_000, 2), (25_000, 3), (40_000, None))
 ]
 EARLIER_SHARES = [0.1, 0.2, 0.3, 0.4]  # of depths 0 to 3
