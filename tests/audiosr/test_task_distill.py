@@ -36,8 +36,8 @@ def teacher(config: Any = None, seed: int = 5) -> FrozenDenoiser:
 
 
 def student(net: Denoiser | None = None, **settings: Any) -> DistillationTask:
-    own = {"teacher": teacher(), "steps": 2, "teacher_steps": 8, "restore": RestoreOptions(guidance_scale=1.0)}
-    return build_task(net, DistillationTask, **{**own, **settings})
+    defaults = {"teacher": teacher(), "steps": 2, "teacher_steps": 8, "restore": RestoreOptions(guidance_scale=1.0)}
+    return build_task(net, DistillationTask, **{**defaults, **settings})
 
 
 class StepRecorder(DiffusionTerm):

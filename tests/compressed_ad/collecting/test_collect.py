@@ -113,8 +113,8 @@ def test_corrupt_shard_is_made_again_and_other_settings_are_refused(tmp_path):
     collect(ENV, tmp_path / "store", EpsilonAlgorithm(), shard_size=3, **SMALL)
     before = content(tmp_path / "store")
     path = tmp_path / "store" / "shard_00001.npy"
-    whole = path.read_bytes()
-    for damaged in (whole[:-1] + b"\x07", whole[:-20]):
+    intact = path.read_bytes()
+    for damaged in (intact[:-1] + b"\x07", intact[:-20]):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"shard_00001\.npy is (cut or )?corrupt"):
             HistoryStore(tmp_path / "store")
