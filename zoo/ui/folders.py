@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import shutil
@@ -32,6 +33,8 @@ def resolve_below(root: Path, name: str) -> Path:
     """Return the path of a name below a folder, when it stays there with links followed; ValueError otherwise."""
     path = root / name
     try:
+        with contextlib.suppress(FileNotFoundError):
+            path.resolve(strict=True)  # from Python 3.13 on the other call takes loops as they are
         inside = len(name) <= MAX_NAME and root.resolve() in path.resolve().parents
     except (OSError, RuntimeError, ValueError):  # a loop of links, or a zero byte
         inside = False
