@@ -62,7 +62,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     tables = {**{name: config.get(name) or {} for name in SECTIONS}, "model": options}
     settings = SettingsReader(tables, path, IMPLIED, HINTS)
     layout = TARGETS.get(str(config["model"].get("target") or "").partition(".")[0], "audiosr")
-    is_lily = "train" in config  # whose window switches on what a file does not name
+    is_lily = "train" in config  # ProjectLily's script, in which speed options are on by default
     model = _model(settings, config, layout, is_lily)
     rate = model["features"]["init_args"]["sample_rate"]
     recipe: dict[str, Any] = {
@@ -203,8 +203,10 @@ def _data(settings: SettingsReader, sample_rate: int) -> dict[str, Any]:
     for key, usual in (("data.high_dir_name", "high"), ("data.low_dir_name", "low")):
         if (name := settings.get(key, usual)) != usual:
             settings.notes.append(f"{key}: the folder {name} must be called {usual} here")
-    if others := [name for name in settings.get("data.categories", []) if name not in ("train", "valid")]:
-        settings.notes.append(f"data.categories: put the files of {', '.join(map(str, others))} into train/high")
+    categories = settings.get("data.categories", [])
+    names = categories if isinstance(categories, list) else [categories]
+    if others := [str(name) for name in names if name not in ("train", "valid")]:
+        settings.notes.append(f"data.categories: put the files of {', '.join(others)} into train/high")
     return {
         "root": str(settings.get("data.dataset_root", "data")),
         "sample_rate": "${model.init_args.features.init_args.sample_rate}",
