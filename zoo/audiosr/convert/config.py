@@ -17,6 +17,8 @@ from zoo.convert.settings import SettingsReader, to_number
 SAMPLE_RATE = 48_000
 # the same here, or determined by other keys
 IMPLIED = ("data.win_length", "train.lr")
+# keys of `train` that ProjectLily's script takes as true where a file lacks them
+ON_BY_DEFAULT = dict.fromkeys(("use_mixed_precision", "use_torch_compile", "use_gradient_checkpointing"), True)
 HINTS = {
     "train.fastboot": "`zoo cache` prepares the data once",
     "train.use_jit_compile": "the original ignores it; train.use_torch_compile counts",
@@ -60,14 +62,15 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     params = config["model"]["params"]
     options = {key: value for key, value in params.items() if key not in NETS}
     tables = {**{name: config.get(name) or {} for name in SECTIONS}, "model": options}
+    if "train" in config:
+        tables["train"] = {**ON_BY_DEFAULT, **tables["train"]}
     settings = SettingsReader(tables, path, IMPLIED, HINTS)
     layout = TARGETS.get(str(config["model"].get("target") or "").partition(".")[0], "audiosr")
-    is_lily = "train" in config  # ProjectLily's script, in which speed options are on by default
-    model = _model(settings, config, layout, is_lily)
+    model = _model(settings, config, layout)
     rate = model["features"]["init_args"]["sample_rate"]
     recipe: dict[str, Any] = {
         "seed_everything": settings.number("experiment.seed", 1337, int),
-        "trainer": _trainer(settings, is_lily),
+        "trainer": _trainer(settings),
         "checkpoints": {
             "every_n_steps": settings.number("train.save_interval_steps", 25, int),
             "monitor": "val/loss",
@@ -80,9 +83,9 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     return recipe, settings.unused(EMPTY)
 
 
-def _trainer(settings: SettingsReader, is_lily: bool) -> dict[str, Any]:
+def _trainer(settings: SettingsReader) -> dict[str, Any]:
     accumulated = settings.number("train.gradient_accumulation_steps", 1, int)
-    mixed = settings.flag("train.use_mixed_precision", is_lily)
+    mixed = settings.flag("train.use_mixed_precision", False)
     scale = settings.number("train.amp_init_scale", 65536.0)
     callbacks = [component("zoo.training.EMA", modules=["net"], decay=settings.number("train.ema_decay", 0.999))]
     protects = settings.flag("train.loss_explosion_protection", True)
@@ -110,7 +113,7 @@ def _trainer(settings: SettingsReader, is_lily: bool) -> dict[str, Any]:
     }
 
 
-def _model(settings: SettingsReader, config: Mapping[str, Any], layout: str, is_lily: bool) -> dict[str, Any]:
+def _model(settings: SettingsReader, config: Mapping[str, Any], layout: str) -> dict[str, Any]:
     """Arguments of `DiffusionTask`, the schedule left out."""
     params = config["model"]["params"]
     sizes = section(params, "first_stage_config", "params", "ddconfig")
@@ -132,7 +135,7 @@ def _model(settings: SettingsReader, config: Mapping[str, Any], layout: str, is_
     betas = [to_number(beta, float, "train.betas") for beta in settings.get("train.betas", (0.9, 0.99))]
     decay = settings.number("train.weight_decay", 1e-4)
     return {
-        "net": _denoiser(settings, section(params, "unet_config", "params"), latents, layout, is_lily),
+        "net": _denoiser(settings, section(params, "unet_config", "params"), latents, layout),
         "autoencoder": component("zoo.audiosr.FrozenAutoencoder", source=None, config=_autoencoder(sizes, latents)),
         "vocoder": None,
         "features": features,
@@ -146,7 +149,7 @@ def _model(settings: SettingsReader, config: Mapping[str, Any], layout: str, is_
             "guidance_scale": 1.0 if layout != "audiosr" else 3.5,
             "seed": settings.number("experiment.seed", 1337, int),
         },
-        "compile": settings.flag("train.use_torch_compile", is_lily),
+        "compile": settings.flag("train.use_torch_compile", False),
         "compile_options": {
             "mode": str(settings.get("train.compile_mode", "default")),
             "fullgraph": settings.flag("train.compile_fullgraph", False),
@@ -168,9 +171,7 @@ def _autoencoder(sizes: Mapping[str, Any], latents: int) -> dict[str, Any]:
     }
 
 
-def _denoiser(
-    settings: SettingsReader, unet: Mapping[str, Any], latents: int, layout: str, is_lily: bool
-) -> dict[str, Any]:
+def _denoiser(settings: SettingsReader, unet: Mapping[str, Any], latents: int, layout: str) -> dict[str, Any]:
     encoder = None
     context = None
     if layout != "audiosr" and bool(unet.get("use_global_encoder", True)):
@@ -194,7 +195,7 @@ def _denoiser(
         norm_groups=NORM_GROUPS,
         fusion="none" if context is None else LAYOUTS[layout].fusion,
         context_channels=context,
-        checkpointing=settings.flag("train.use_gradient_checkpointing", is_lily),
+        checkpointing=settings.flag("train.use_gradient_checkpointing", False),
     )
     return component("zoo.audiosr.Denoiser", unet=net, global_encoder=encoder)
 
