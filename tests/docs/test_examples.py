@@ -23,6 +23,7 @@ COMMANDS = {
     "own_system.py": [
         f"fit own_system.yaml {SYSTEM} --trainer.default_root_dir run",
         f"predict --ckpt_path run {SYSTEM} --input in.wav --output out",
+        f"export run exported {SYSTEM}",
     ],
 }
 
@@ -38,7 +39,9 @@ def test_example_runs(name: str, tmp_path: Path) -> None:
             subprocess.run([sys.executable, *words], cwd=folder, env=variables, timeout=300, check=True)
         else:
             good(forked(*words, cwd=folder, PYTHONPATH=str(folder)))
-    assert name != "own_system.py" or (tmp_path / "examples" / "out" / "in.wav").is_file()
+    if name == "own_system.py":
+        assert (folder / "out" / "in.wav").is_file()
+        assert "`allow_import=['own_system']`" in (folder / "exported" / "README.md").read_text(encoding="utf-8")
 
 
 def test_examples_are_short_and_all_are_run() -> None:

@@ -88,6 +88,11 @@ def allowed_packages() -> tuple[str, ...]:
     return tuple(_allowed)
 
 
+def import_options() -> list[str]:
+    """Return the options of a command line that allow the same packages as this process."""
+    return [f"--allow-import={package}" for package in _allowed]
+
+
 def get_class(name: str, base: Any = object) -> type:
     """Return the class of a public name, `zoo.flow.UNet`; the only way from a text to a class.
 

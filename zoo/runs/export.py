@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from zoo import __version__
 from zoo.common.atomic_files import replace_atomically
+from zoo.common.registry import allowed_packages
 from zoo.runs import frozen, frozen_files
 from zoo.runs.components import CONFIG_NAME, WEIGHTS_NAME, is_export, save_components
 from zoo.runs.onnx_export import ONNX_NAME, OnnxGraph, write_onnx
@@ -41,7 +43,7 @@ Exported by zoo {version} from `{source}`{step}.
 ```python
 {usage}```
 
-Weights: `{weights}` ({values:,} values{fused}). Components and their arguments: `{config}`.{classes}
+Weights: `{weights}` ({values:,} values{fused}). Components and their arguments: `{config}`.{classes}{packages}
 The licence of the weights is that of the data and checkpoints they come from; see NOTICE of the zoo for known sources.
 """
 
@@ -105,6 +107,7 @@ def format_card(
     """Write the model card of an export; `values` is the number of its weights."""
     package, _, name = description["inference"].rpartition(".")
     classes = description.get("options", {}).get("classes")
+    packages = [each for each in allowed_packages() if f'"{each}.' in json.dumps(description)]
     return CARD.format(
         system=package.rpartition(".")[2],
         name=name,
@@ -115,6 +118,7 @@ def format_card(
         weights=WEIGHTS_NAME,
         config=CONFIG_NAME,
         classes=f"\nClasses, from 1: {', '.join(classes)}." if classes else "",
+        packages=f"\nLoading it needs `allow_import={packages}`." if packages else "",
         values=values,
         fused=f", weight norm folded in {', '.join(fused)}" if fused else "",
     )

@@ -35,7 +35,7 @@ from zoo.common.atomic_files import write_atomic
 from zoo.common.checks import check_at_least
 from zoo.common.environment import exit_on_sigterm, verbosity
 from zoo.common.locks import lock_folder
-from zoo.common.registry import allowed_packages
+from zoo.common.registry import import_options
 from zoo.common.reports import write_report
 from zoo.runs.run_folder import CONFIG_NAME, CSV_NAME
 from zoo.runs.run_info import flatten_config, read_curves
@@ -191,8 +191,7 @@ def define_study(
 
 def fit_command(words: Sequence[str]) -> list[str]:
     """Return the command of a process that runs `zoo fit` with the packages that this one admits."""
-    packages = (word for name in allowed_packages() for word in ("--allow-import", name))
-    return [sys.executable, "-m", "zoo", *packages, "fit", *words]
+    return [sys.executable, "-m", "zoo", *import_options(), "fit", *words]
 
 
 def queue_trials(study: Study, trials: int | None, points: Sequence[dict[str, Any]] | None) -> None:
@@ -361,7 +360,7 @@ def write_results(study: Study, config: StudyConfig, folder: Path) -> None:
             option = option.removesuffix(".class_path")
             value = OmegaConf.select(OmegaConf.load(config_file), option)  # with arguments kept of another class
         OmegaConf.update(fragment, option, value, force_add=True)
-    command = shlex.join(["zoo", "fit", *config.fit, "--config", str(folder / BEST_NAME)])
+    command = shlex.join(["zoo", "fit", *config.fit, "--config", str(folder / BEST_NAME), *import_options()])
     text = (
         f"# {config.metric} {best.value:.6g} at step {best.user_attrs.get('step')}: {best.user_attrs['folder']}, "
         f"best of {len(rows)} trials\n# Use: {command}\n{OmegaConf.to_yaml(fragment)}"

@@ -32,7 +32,7 @@ class WaveformGenerator(nn.Module):
 
     in_channels: int
     hop_length: int
-    receptive_frames: int | None
+    receptive_frames: int | None = None
     conditions: int | None = None
 
     def remove_weight_norm_(self) -> Self:

@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch.accelerators import CPUAccelerator
 
 from zoo.common.environment import describe_device
-from zoo.common.registry import allowed_packages, public_name
+from zoo.common.registry import import_options, public_name
 from zoo.runs.checkpoints import best_checkpoint, find_checkpoints, parse_score, parse_step
 from zoo.runs.metrics_csv import read_metrics
 from zoo.runs.run_folder import CSV_NAME, LOG_NAME, run_folder
@@ -141,5 +141,4 @@ def suggest_commands(folder: Path, module: Any, finished: bool) -> list[str]:
     commands = [] if finished else [f"zoo fit --ckpt_path {quoted}"]
     if getattr(module, "inference_class", ""):
         commands += [module.usage_command.format(run=quoted), f"zoo export {quoted} FOLDER"]
-    packages = "".join(f" --allow-import {package}" for package in allowed_packages())
-    return [command + packages for command in commands]
+    return [" ".join([command, *import_options()]) for command in commands]

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from zoo.common.registry import allowed_packages
+from zoo.common.registry import allowed_packages, import_options
 from zoo.runs.run_info import tail_lines
 
 MAX_LINE = 2**26  # bytes
@@ -27,7 +27,7 @@ _NOT_INHERITED = ("NICEGUI_", "ZOO_RUN_FOLDER", "LOCAL_RANK", "RANK", "WORLD_SIZ
 
 def zoo_program() -> list[str]:
     """Return the command line in front of a command's name."""
-    return [sys.executable, "-m", "zoo", *(f"--allow-import={package}" for package in allowed_packages())]
+    return [sys.executable, "-m", "zoo", *import_options()]
 
 
 def child_environment(secret: str | None = None) -> dict[str, str]:
