@@ -103,6 +103,12 @@ def test_logits_are_computed_at_the_labels_only():
     assert counts == [36, 36, 36, 12, 12]
 
 
+def test_the_loss_of_a_batch_is_its_mean_wherever_it_stands_in_a_step():
+    made, parts = task(), [rows(texts(), 0), rows(texts(), 1, 2)]
+    losses = [made.training_step(part, number) for number, part in enumerate(parts)]
+    torch.testing.assert_close(losses, [task().training_step(part, 0) for part in parts])
+
+
 @pytest.mark.parametrize("agent_data", ["shared", "separate"])
 def test_accumulated_batches_equal_the_larger_one(agent_data, tmp_path):
     full = texts()

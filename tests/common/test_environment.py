@@ -57,3 +57,14 @@ def test_gpu_memory():
     torch.ones(1_000_000, device=device)
     assert environment.peak_memory_bytes(device) >= 4_000_000
     assert "cuda:0 (" in environment.describe_device(device)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_cached_files_of_a_container_count_as_free(version, tmp_path, monkeypatch):
+    monkeypatch.setattr(environment, "_CONTROL_GROUPS", tmp_path)
+    limit, use, statistics, cached = environment._CONTAINER[2 - version]
+    (tmp_path / limit).parent.mkdir(exist_ok=True)
+    (tmp_path / limit).write_text(f"{1 << 20}\n")
+    (tmp_path / use).write_text(f"{1000 << 10}\n")
+    (tmp_path / statistics).write_text(f"anon {100 << 10}\n{cached} {900 << 10}\n")
+    assert environment.total_memory_bytes() == 1 << 20 and environment.free_memory_bytes() == 924 << 10

@@ -134,3 +134,7 @@ def test_missing_corpus(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=match):
             make()
+    for name in ("high", "low"):
+        (tmp_path / "pairs" / "train" / name).mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"name .*/pairs/train/high"):
+        VocoderData(root=str(tmp_path / "pairs")).prepare_data()

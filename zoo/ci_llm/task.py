@@ -98,6 +98,7 @@ class CrowdTask(SingleOptimizerTask):
         self.store_options(locals())
         self._means = _CrowdMeans()
         self._label_counts: list[Tensor] = []  # of the batches of the current step, means over ranks
+        self._share: Tensor | float = 1.0  # of the last batch
 
     @property
     def context_tokens(self) -> int | None:
@@ -142,7 +143,12 @@ class CrowdTask(SingleOptimizerTask):
         if result.diversity is not None:
             terms["swd_loss"] = result.diversity
         self.log_terms("train", terms, batch_size=self.count_items(batch), weight=share)
-        return result.total
+        self._share = share
+        return terms["loss"]
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Back-propagate a batch's mean loss by the share that the batch has in its step."""
+        super().backward(loss * self._share, *args, **kwargs)
 
     def count_items(self, batch: Batch) -> int:
         """Texts that each agent reads, for the throughput."""

@@ -30,8 +30,13 @@ LAUNCHERS = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
 LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")  # of a process on its host
-# Files of a container's memory limit and use: control groups of version 2, then 1.
-_CONTAINER = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+# A container's memory limit and use, and what of the use are cached files that the system drops before it runs short:
+# files of control groups of version 2, then 1, and names in the last.
+_CONTROL_GROUPS = Path("/sys/fs/cgroup")
+_CONTAINER = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+)
 
 
 class Device(NamedTuple):
@@ -119,7 +124,7 @@ def total_memory_bytes() -> int:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
         return 0
-    return min([total, *(_read_container(limit) for limit, _ in _CONTAINER)])
+    return min([total, *(_read_container(limit) for limit, *_ in _CONTAINER)])
 
 
 def free_memory_bytes() -> int:
@@ -129,13 +134,18 @@ def free_memory_bytes() -> int:
             free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
         return total_memory_bytes() // 2
-    return min([free, *(max(0, _read_container(limit) - _read_container(use, 0)) for limit, use in _CONTAINER)])
+    for limit, use, statistics, cached in _CONTAINER:
+        used = _read_container(use, 0) - _read_container(statistics, 0, cached)
+        free = min(free, max(0, _read_container(limit) - used))
+    return free
 
 
-def _read_container(name: str, default: int = sys.maxsize) -> int:
+def _read_container(file: str, default: int = sys.maxsize, name: str = "") -> int:
+    """Return the number in a file, or that behind a name at the beginning of a line."""
     try:
-        return int(Path("/sys/fs/cgroup", name).read_text(encoding="ascii"))
-    except (OSError, ValueError):  # "max" is no limit
+        text = (_CONTROL_GROUPS / file).read_text(encoding="ascii")
+        return int(dict(line.split() for line in text.splitlines())[name] if name else text)
+    except (OSError, ValueError, KeyError):  # "max" is no limit
         return default
 
 

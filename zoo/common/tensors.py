@@ -18,6 +18,11 @@ def promote_to_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def widest_float(device: torch.device) -> torch.dtype:
+    """Return float64, or float32 on MPS, which has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def split_weight_norm(weight: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Split a weight into its length over some axes, kept as 1, in float32 or more, and a direction of that length.
 

@@ -207,6 +207,9 @@ class VocoderData(ZooDataModule):
     def prepare_data(self) -> None:
         """Write the corpus cache, once per machine."""
         if self.root is not None:
+            for folder in (self.root, *self.root.iterdir()) if self.split.train_list is None else ():
+                if (folder / "high").is_dir() and (folder / "low").is_dir():  # as AudioSR's pairs are laid out
+                    raise ValueError(f"data.init_args.root: {folder} has high and low folders; name {folder / 'high'}")
             paths = corpus_files(self.root, self.lists)
             if not paths:
                 raise ValueError(f"data.init_args.root: no audio file below {self.root}")

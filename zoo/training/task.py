@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from zoo.common.registry import constructor_annotations, get_class
+from zoo.common.tensors import widest_float
 from zoo.training.callbacks import media
 from zoo.training.optimizers import LrScaling, set_total_steps, short_window_factor, use_fused_adam
 from zoo.training.strategies.sharding import is_sharded
@@ -39,8 +40,7 @@ class WeightedMeans:
         """Add the mean values of `weight` items."""
         for key, value in values.items():
             number = torch.as_tensor(value).detach()
-            # MPS has no float64
-            term = number.to(torch.float32 if number.device.type == "mps" else torch.float64) * weight
+            term = number.to(widest_float(number.device)) * weight
             self._sums[key] = self._sums[key] + term if key in self._sums else term
             self._weights[key] = self._weights.get(key, 0.0) + weight
 

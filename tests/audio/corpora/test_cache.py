@@ -73,7 +73,10 @@ def test_built_once_and_again_when_something_changes(tmp_path):
     written = (tmp_path / "out" / "audio.i16").stat()
     assert build_cache(paths, tmp_path / "out", RATE).key == first.key
     assert (tmp_path / "out" / "audio.i16").stat().st_ino == written.st_ino
+    of_first = pickle.dumps(first)
     assert build_cache(paths, tmp_path / "out", 8000).sample_rate == 8000
+    with pytest.raises(ValueError, match="anew, of other files"):
+        pickle.loads(of_first)  # as a worker gets it
     files.write(paths[0], np.full(7, 0.25), RATE)
     os.utime(paths[0], ns=(1, 1))
     assert build_cache(paths, tmp_path / "out", RATE).lengths[0] == 7

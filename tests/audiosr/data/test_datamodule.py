@@ -213,6 +213,7 @@ def test_cache_before_training(corpus: Path, tmp_path: Path, capsys: pytest.Capt
     ("options", "key"),
     [
         ({"split.cutoffs_hz": [9000]}, "cutoffs_hz"),
+        ({"split.items": -1}, "items"),
         ({"mode": "paired"}, "folders"),
         ({"sample_rate": 2 * RATE}, "sampled at 16000 Hz"),
         ({"split.root": "train/high/x"}, "side by side"),

@@ -44,6 +44,12 @@ def test_file_of_prompts(tmp_path):
     assert shorter.process_file(target, tmp_path / "again.jsonl")["failed"] == 0
     again = [json.loads(line) for line in (tmp_path / "again.jsonl").read_text().splitlines()]
     assert [row["text"] for row in again] == shorter(["2 + 3", "x" * 60, "x", "x"])
+    sampled, texts = text_generator(prompt_field="task", sampling=Sampling(temperature=2.0)), []
+    for first in ("1 + 1", "x" * 60):  # the samples of a line do not depend on whether another one fits
+        source.write_text(f'"{first}"\n"2 + 3"\n')
+        sampled.process_file(source, target)
+        texts.append(json.loads(target.read_text().splitlines()[1])["text"])
+    assert texts[0] == texts[1]
 
 
 def test_a_prompt_called_text_stays(tmp_path):

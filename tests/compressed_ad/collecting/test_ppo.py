@@ -140,6 +140,9 @@ def test_history_is_of_the_environment_and_depends_on_its_own_seed_alone(case: s
     rows = histories.reshape(8, 30)
     done = (rows["terminated"] | rows["truncated"])[:, :-1]
     assert np.array_equal(rows["state"][:, 1:][~done], rows["next_state"][:, :-1][~done])
+    if case == "learners":  # each gives as many streams, or one less
+        more = ppo.histories(HistoryRequest(env, tasks, [11, 12], 6, 30))
+        assert np.array_equal(more[:, [0, 1, 2, 4]], histories)
     if case in ("table", "frames"):
         assert_possible(env, tasks.repeat_interleave(4, dim=0), to_steps(rows, env.schema))
 

@@ -87,6 +87,8 @@ def test_the_split_is_the_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     HistoryWriter(tmp_path / "store", ENV, range(25), 1, 6, 25, {"name": "test"}, split_seed=7, train_share=0.6)
     stored, source = split_tasks(configure(root=str(tmp_path / "store")), ENV, "test")
     assert torch.equal(stored, select_tasks(ENV, "test", 7, 0.6)) and "store" in source
+    with pytest.raises(ValueError, match=r"are of .*'grid_size': 5.* now, .*'grid_size': 4"):
+        split_tasks(folder, Darkroom(4, 5), "test")
     HistoryWriter(tmp_path / "few", few := Darkroom(2, 3), range(4), 1, 3, 4, {}, train_share=0.5)
     assert len(split_tasks(configure(root=str(tmp_path / "few")), few, "test")[0]) == 2  # none with the usual share
 

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from zoo.compressed_ad.envs.baselines import oracle_return, random_return
 from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.evaluation.evaluate import task_rows, write_evaluation
-from zoo.compressed_ad.evaluation.report import report
+from zoo.compressed_ad.evaluation.report import report, source_curve
 from zoo.compressed_ad.evaluation.summary import summarise
 
 ENV = Darkroom(5, 10)
@@ -50,6 +51,14 @@ def test_a_report_on_arms_and_a_sweep(tmp_path: Path) -> None:
     # a third of the way at the same slope times three
     assert rows["many"]["episodes_to_reach"]["90%"] < rows["none"]["episodes_to_reach"]["90%"]
     assert "| many | " in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_the_curve_of_histories_ends_with_the_shortest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    returns = np.array([[1.0, 1.0, 1.0], [0.0, 0.0, np.nan]])
+    store = SimpleNamespace(env=ENV, tasks=TASKS, returns=lambda task: returns)
+    monkeypatch.setattr("zoo.compressed_ad.evaluation.report.HistoryStore", lambda folder: store)
+    evaluated = [{"task": " ".join(map(str, TASKS[0].tolist()))}]
+    assert source_curve(tmp_path, {"env": ENV.describe(), "tasks": evaluated}) == [0.5, 0.5]
 
 
 def test_unlike_evaluations_are_reported_apart(tmp_path: Path) -> None:

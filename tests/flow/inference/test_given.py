@@ -15,7 +15,7 @@ from zoo.flow import FlowTask, Guidance, Inpainting, NestedGuidance, OptimalTran
 from zoo.flow.inference.generate import generate
 from zoo.flow.inference.pairs import make_pairs
 from zoo.flow.inference.request_files import read_conditions
-from zoo.flow.inference.requests import GenerationRequest
+from zoo.flow.inference.requests import GenerationRequest, sampler_settings
 from zoo.flow.process.conditions import GenerationConditions
 from zoo.flow.process.paths import ConditionalOT
 from zoo.runs.inference.predict import list_input_files, predict_files
@@ -39,6 +39,11 @@ def test_a_scale_of_zero_is_the_field_of_empty_conditions(model: Sampler) -> Non
     none = model.using(model.solver, None).field(None, empty)(0.3, x)
     torch.testing.assert_close(model.using(model.solver, Guidance(0.0)).field(None, messages)(0.3, x), none)
     assert not torch.allclose(complete, none, atol=1e-3)
+
+
+def test_the_order_of_scales_is_a_setting(model: Sampler) -> None:
+    other = model.using(model.solver, NestedGuidance({"text": 3.0, "image": 1.5}))
+    assert sampler_settings(other)["guidance"] != sampler_settings(model)["guidance"]
 
 
 def test_what_is_missing_or_too_much_is_named(model: Sampler) -> None:

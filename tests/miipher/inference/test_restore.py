@@ -63,6 +63,10 @@ def test_levels_stay_sane():
     result = np.abs(loud(noise(48000, level=0.9), 16000))
     assert result.max() == pytest.approx(1.0) and np.mean(result > 0.999) < 1e-3  # scaled, not clipped
     assert max(peaks) == pytest.approx(0.95)  # of what the encoder gets
+    peaks.clear()
+    times = 2 * np.pi * np.arange(48000, dtype=np.float32) / 48000
+    loud(0.05 * np.sin(440 * times) + 0.5 * np.sin(15700 * times), 48000)  # above what the encoder gets
+    assert max(peaks) == pytest.approx(0.95)
     faint = restorer()
     for parameter in faint.generator.conv_post.parameters():
         parameter.data.mul_(1e-3)

@@ -42,12 +42,15 @@ class CorpusCache:
             those beyond full scale (of floats, or after resampling) keep their level.
         unreadable: cause by name of the files that were left out.
 
+    Args:
+        key: of the files that are expected; any when None.
+
     Raises:
         FileNotFoundError: there is no cache in the folder.
-        ValueError: the cache is damaged or of another version.
+        ValueError: the cache is damaged, of another version or of other files.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: str | os.PathLike[str], key: str | None = None) -> None:
         self.folder = Path(folder)
         if not (self.folder / "meta.json").is_file():
             raise FileNotFoundError(f"{self.folder}: no corpus cache here (meta.json is missing); build it first")
@@ -56,6 +59,8 @@ class CorpusCache:
             version = meta.get("version")
             raise ValueError(f"{self.folder}: expected cache version {VERSION}, found {version}; build it anew")
         self.key: str = meta["key"]
+        if key not in (None, self.key):
+            raise ValueError(f"{self.folder}: another process has built this cache anew, of other files; start again")
         self.sample_rate: int = meta["sample_rate"]
         self.unreadable: dict[str, str] = meta["unreadable"]
         self.offsets, self.lengths, self.peaks, self.exponents = (
@@ -68,8 +73,8 @@ class CorpusCache:
         if os.fstat(self._audio).st_size // 2 != expected:
             raise ValueError(f"{self.folder}: damaged, audio.i16 lacks samples of its index; delete the folder")
 
-    def __reduce__(self) -> tuple[type[CorpusCache], tuple[Path]]:
-        return CorpusCache, (self.folder,)
+    def __reduce__(self) -> tuple[type[CorpusCache], tuple[Path, str]]:
+        return CorpusCache, (self.folder, self.key)
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -57,7 +57,7 @@ class ValidationSplit:
 
     def __post_init__(self) -> None:
         check_within(0, 1, ratio=self.ratio or 0.0)
-        check_at_least(1, samples=self.samples or 1)
+        check_at_least(1, samples=self.samples or 1, items=1 if self.items is None else self.items)
 
     def split(self, clips: Clips, corpus: Corpus) -> tuple[Clips, Clips]:
         """Split clips into those for training and those for validation, the latter in random order with `ratio`."""

@@ -31,7 +31,7 @@ from zoo.audiosr.data.sources import Recordings
 from zoo.audiosr.evaluation.baselines import linear, mean_envelope, shaped_noise
 from zoo.audiosr.inference.restore import Restorer, band_distances
 from zoo.common.build import build
-from zoo.common.checks import check_unreadable_share
+from zoo.common.checks import check_at_least, check_unreadable_share
 from zoo.common.configs import load_run_config
 from zoo.common.journal import format_error
 from zoo.common.locks import writes_into
@@ -291,6 +291,7 @@ def evaluate_run(
         seed: of the noise, likewise.
         device: torch device.
     """
+    check_at_least(1, max_items=1 if max_items is None else max_items)
     if steps is not None and sampler is None:
         raise ValueError("--steps belongs to --sampler: name one of ddim and dpm")
     restore: dict[str, Any] = {"guidance_scale": guidance_scale, "seed": seed}

@@ -92,8 +92,6 @@ class TextBatches(ResumableBatchSampler):
             remainder = texts[end:]
         if not self.drop_last and len(remainder):
             batches.append(np.resize(remainder, -(-len(remainder) // self.world) * self.world))
-        if self._longest_first:
-            return [max(batches, key=lambda batch: len(batch) * int(self.lengths[batch].max()))] * len(batches)
         return batches
 
     def use_longest_items(self) -> None:
@@ -105,7 +103,14 @@ class TextBatches(ResumableBatchSampler):
         first = self._resume[1] if self._resume[0] == epoch else 0
         streams = [self.stream(number, epoch) for number in range(self.streams)]
         generator = torch.Generator().manual_seed(item_seed(self.seed, epoch, SHUFFLE))
-        for number in torch.randperm(len(self), generator=generator).tolist()[first:]:
+        numbers = torch.randperm(len(self), generator=generator).tolist()
+        if self._longest_first:
+
+            def tokens(number: int) -> int:
+                return max(each[number].size * int(self.lengths[each[number]].max()) for each in streams)
+
+            numbers = [max(numbers, key=tokens)] * len(numbers)
+        for number in numbers[first:]:
             indices = [index for batches in streams for index in batches[number][self.rank :: self.world].tolist()]
             yield [(epoch, index) for index in indices]
 

@@ -61,7 +61,7 @@ def generate(
         for step in range(max_new_tokens):
             last = log_probs[:, :, -1]
             prediction = aggregator.combine(last, log_weights) if joint else last.flatten(0, 1)
-            tokens = sampling.choose(prediction, choices[step].to(prediction.device))
+            tokens = sampling.choose(prediction, choices[step])
             tokens = tokens.reshape(finished.shape).masked_fill(finished, pad)
             texts = torch.cat([texts, tokens[..., None]], dim=-1)
             finished = finished | torch.isin(tokens, torch.tensor(list(eos), device=tokens.device))

@@ -97,20 +97,26 @@ class TextGenerator(Inference):
         """Token ids of a prompt in its template."""
         return [*self.tokenizer.prefix, *self.tokenizer.encode(self.text_format.format_prompt(prompt))]
 
-    def generate_answers(self, prompts: Sequence[Sequence[int]]) -> list[str]:
-        """Answer prompts that are given as token ids, with the white space that was generated."""
-        texts = self.generate_texts(prompts, self.aggregator)
+    def generate_answers(self, prompts: Sequence[Sequence[int]], places: Sequence[int] | None = None) -> list[str]:
+        """Answer prompts that are given as token ids, with the white space that was generated; see `generate_texts`."""
+        texts = self.generate_texts(prompts, self.aggregator, places)
         if isinstance(self.aggregator, Vote):
             return [self.aggregator.winning_text(agent_texts) for agent_texts in texts]
         return [text for (text,) in texts]
 
-    def generate_texts(self, prompts: Sequence[Sequence[int]], aggregator: Aggregator) -> list[list[str]]:
-        """The answer to each prompt by an aggregator; by `Vote`, that of each agent."""
+    def generate_texts(
+        self, prompts: Sequence[Sequence[int]], aggregator: Aggregator, places: Sequence[int] | None = None
+    ) -> list[list[str]]:
+        """The answer to each prompt by an aggregator; by `Vote`, that of each agent.
+
+        `places` number the prompts for the seeds of their sampled tokens, from 0 on by default.
+        """
+        places = range(len(prompts)) if places is None else places
         texts: list[list[str]] = [[]] * len(prompts)
         order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
         for first in range(0, len(order), self.prompt_batch):
             numbers = order[first : first + self.prompt_batch]
-            seeds = [item_seed(self.answer_seed, 0, number) for number in numbers]
+            seeds = [item_seed(self.answer_seed, 0, places[number]) for number in numbers]
             with self._select_agents():
                 batch = generate_texts(
                     self.crowd, self.tokenizer, [prompts[number] for number in numbers], aggregator,
@@ -134,7 +140,7 @@ class TextGenerator(Inference):
         Raises:
             ValueError: when a line is no prompt, or no prompt fits.
         """
-        rows, names, prompts, errors = [], [], [], []
+        rows, names, prompts, places, errors = [], [], [], [], []
         for line, content in read_json_lines(source):
             row = {"prompt": content} if isinstance(content, str) else content
             if isinstance(row, dict):
@@ -148,11 +154,12 @@ class TextGenerator(Inference):
                 names.append("")
             else:
                 prompts.append(ids)
+                places.append(len(rows))
                 rows.append(row)
                 names.append("answer" if field == "text" else "text")
         if not prompts:
             raise ValueError(f"{source}, {errors[0]}" if errors else f"{source} holds no prompts")
-        answers = iter(self.generate_answers(prompts))
+        answers = iter(self.generate_answers(prompts, places))
         rows = [{**row, name: next(answers).strip()} if name else row for row, name in zip(rows, names, strict=True)]
         lines = [json.dumps(row, ensure_ascii=False) for row in rows]
         write_atomic(target, lambda file: file.write("".join(f"{line}\n" for line in lines).encode()))

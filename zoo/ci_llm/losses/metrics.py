@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from zoo.ci_llm.losses.distances import pairwise_kl
+from zoo.common.tensors import widest_float
 
 BINS = 15  # of the calibration error, as Guo et al. (2017)
 
@@ -53,8 +54,9 @@ def mean_scores(scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
         `nll_mean`, `nll_agent_<k>`, `nll_ensemble`, `ambiguity` (mean minus ensemble; not negative for the mean of the
         predictions, by Jensen's inequality), `pairwise_kl`, `disagreement`, `accuracy`.
     """
-    agents = scores["agent_nll"].double().mean(1)
-    ensemble = scores["nll"].double().mean()
+    dtype = widest_float(scores["nll"].device)
+    agents = scores["agent_nll"].mean(1, dtype=dtype)
+    ensemble = scores["nll"].mean(dtype=dtype)
     return {
         "nll_mean": agents.mean(),
         **{f"nll_agent_{k}": value for k, value in enumerate(agents)},

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from zoo.common.checks import check_at_least, check_positive, check_within
+from zoo.common.tensors import widest_float
 
 
 class Sampling:
@@ -55,6 +56,6 @@ class Sampling:
 
 def sample_indices(log_probs: Tensor, uniforms: Tensor) -> Tensor:
     """Sample indices (B,) from rows of log-probabilities (B, V), by numbers (B,) in (0, 1); none of probability 0."""
-    cumulative = log_probs.double().exp().cumsum(-1)
+    cumulative = log_probs.to(widest_float(log_probs.device)).exp().cumsum(-1)
     thresholds = uniforms.to(cumulative)[:, None] * cumulative[:, -1:]
     return torch.searchsorted(cumulative, thresholds).squeeze(-1).clamp(max=log_probs.shape[-1] - 1)

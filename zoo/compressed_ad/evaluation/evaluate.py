@@ -197,11 +197,14 @@ def split_tasks(
     data: dict[str, Any] = (config.get("data") or {}).get("init_args") or {}
     root = data.get("root")
     if root is not None and Path(root).is_dir():
+        index = read_index(Path(root))
+        if index["env"] != env.describe():
+            raise ValueError(f"the histories in {root} are of {index['env']} now, {run} is of {env.describe()}")
         if split == "train":  # of which the store may hold some
             store = HistoryStore(Path(root))
             tasks = store.tasks[store.split[split]]
         else:
-            tasks = env.tasks()[read_index(Path(root))["split"][split]]
+            tasks = env.tasks()[index["split"][split]]
         if not len(tasks):
             raise ValueError(f"the split {split!r} of the histories in {root} is empty")
         return tasks, f"the histories in {root}"

@@ -114,6 +114,8 @@ def markdown(result: Mapping[str, Any]) -> str:
 def source_curve(folder: Path, facts: Mapping[str, Any]) -> list[float]:
     """Return the mean of each episode of stored histories, over the tasks of an evaluation that the store has.
 
+    It ends with the history of the fewest episodes: later means would be of those alone whose episodes are short.
+
     Raises:
         ValueError: when it is of another environment, or has none of the tasks.
     """
@@ -124,9 +126,9 @@ def source_curve(folder: Path, facts: Mapping[str, Any]) -> list[float]:
     positions = [at for at, task in enumerate(store.tasks.tolist()) if " ".join(map(str, task)) in names]
     if not positions:
         raise ValueError(f"{folder} has no history of a task of the evaluation")
-    means = [np.nanmean(store.returns(at), axis=0) for at in positions]
-    shortest = min(map(len, means))
-    return np.mean([each[:shortest] for each in means], axis=0).tolist()
+    returns = [store.returns(at) for at in positions]  # (streams, episodes) each, NaN behind a history's last
+    shortest = min(int((~np.isnan(each)).sum(axis=1).min()) for each in returns)
+    return np.mean([each[:, :shortest].mean(axis=0) for each in returns], axis=0).tolist()
 
 
 def _read(evaluations: Sequence[Path], labels: Sequence[str] | None) -> dict[str, dict[str, Any]]:

@@ -136,4 +136,5 @@ def sampler_settings(sampler: Sampler) -> dict[str, Any]:
 
 
 def _describe(part: Any) -> dict[str, Any]:
-    return {"class": type(part).__name__, **vars(part)}
+    arguments = {name: list(value.items()) if isinstance(value, dict) else value for name, value in vars(part).items()}
+    return {"class": type(part).__name__, **arguments}  # mappings as lists, whose order counts

@@ -86,8 +86,8 @@ class SpeechData(ZooDataModule):
     """Clean speech with degraded versions, for the cleaner and for training a backbone.
 
     Corpora are decoded once into memory-mapped caches. Clips are scaled to a peak of 0.95; those shorter than 20 ms are
-    left out, with a warning. Validation is the same in every run: the first `split.seconds` of clips of held-out
-    speakers or of the corpus' end, with noise that training does not have, where they are degraded on line.
+    left out, with a warning. Validation is the same in every run of one seed: the first `split.seconds` of clips of
+    held-out speakers or of the corpus' end, with noise that training does not have, where they are degraded on line.
 
     Args:
         root: folder of clean speech; null for the embedded corpus.
@@ -154,7 +154,8 @@ class SpeechData(ZooDataModule):
         """Write the corpus caches, once per machine."""
         for root in (self.root, self.val_root):
             if root is not None:
-                paths = [utterance.path for utterance in list_utterances(root, self.kind, with_text=False)]
+                # in the order of `VocoderData`, which has the same cache
+                paths = sorted(utterance.path for utterance in list_utterances(root, self.kind, with_text=False))
                 for sample_rate in self.rates:
                     self._build(paths, root, sample_rate)
         for folder in (self.degraded, self.val_degraded, self.noise):

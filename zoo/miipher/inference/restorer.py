@@ -169,8 +169,9 @@ class RestorationRun:
         self._result = LoudnessMeter(restorer.sample_rate, self.channels)
 
     def find_levels(self, blocks: Iterable[np.ndarray]) -> None:
-        """Find the factors that bring the peak of each channel of the input to that of the training."""
-        peaks = np.max([np.abs(block).max(axis=1) for block in self._channels(blocks)], axis=0)
+        """Find the factors that bring the peak of each channel, at the encoder's rate, to that of the training."""
+        stream = resample_blocks(self._channels(blocks), self.source_rate, self.restorer.encoder.sample_rate)
+        peaks = np.max([np.abs(piece).max(axis=1, initial=0) for piece in stream], axis=0)
         self._levels = np.where(peaks > 0, PEAK / np.maximum(peaks, np.finfo(np.float32).tiny), 1.0)
 
     def _channels(self, blocks: Iterable[np.ndarray]) -> Iterable[np.ndarray]:
