@@ -120,11 +120,17 @@ def test_configuration(tmp_path):
     path.write_text(yaml.safe_dump({**MAIN, **others}))
     recipe, left = convert_config(path)
     assert (recipe["trainer"]["max_steps"], recipe["trainer"]["max_epochs"]) == (17, 3)  # whichever comes first
+    assert recipe["trainer"]["val_check_interval"] == 17 * 8
     assert recipe["model"]["init_args"]["crowd"]["init_args"]["agents"]["init_args"]["targets"] == "all-linear"
     assert recipe["data"]["init_args"]["tokenizer"]["init_args"] == {"source": "gpt2"}
     path.write_text(yaml.safe_dump({**MAIN, "initialize_adapters_rand": "false"}))
     with pytest.raises(ValueError, match="initialize_adapters_rand"):
         convert_config(path)
+    full = {key: value for key, value in MAIN.items() if key != "lr_scheduler_type"}
+    path.write_text(yaml.safe_dump({**full, "dataset_name": "./processed"}))
+    recipe, left = convert_config(path)
+    assert recipe["model"]["init_args"]["scheduler"] is None and recipe["trainer"]["val_check_interval"] == 200 * 8
+    assert any("linear with a warm-up of 0.03" in each for each in left)
     path.write_text(yaml.safe_dump({"model_name": "gpt2", "num_agents": 2}))
     recipe, _ = convert_config(path)
     assert recipe["trainer"]["max_steps"] == 200 and recipe["data"]["init_args"]["max_items"] == 16

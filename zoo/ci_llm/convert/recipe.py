@@ -24,7 +24,6 @@ ACCUMULATION = ("gradient_accumulation_steps", 4, int)
 GSM8K_ITEMS = 7473  # training questions
 ABSENT = {"max_train_steps": 200, "debug_subset_size": 16}  # where a file lacks the key; null sets no limit
 HINTS = {
-    "lr_scheduler_type": "set model.init_args.scheduler, once the number of steps of all epochs is known",
     "output_dir": "set trainer.default_root_dir",
     "resume_from_checkpoint": "zoo fit --ckpt_path RUN, or zoo convert of the folder first",
     "use_deepspeed": "add the recipe trainer/deepspeed",
@@ -59,18 +58,21 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
         raise ValueError(f"{path} is no configuration of CI-LLM: expected model_name and num_agents, found {keys}")
     settings = SettingsReader({**ABSENT, **config}, path, IMPLIED, HINTS)
     steps = _steps(settings)
+    save_steps, accumulated = settings.number("save_steps", 100, int), settings.number(*ACCUMULATION)
     recipe = {
         "seed_everything": settings.number("seed", 42, int),
         "trainer": {
             "max_epochs": settings.number(*EPOCHS),  # whichever comes first
             **({} if steps is None else {"max_steps": steps}),
             "precision": settings.choice("mixed_precision", "no", PRECISIONS),
-            "accumulate_grad_batches": settings.number(*ACCUMULATION),
+            "accumulate_grad_batches": accumulated,
+            "val_check_interval": accumulated * min(save_steps, steps or save_steps),  # batches
+            "check_val_every_n_epoch": None,
             "gradient_clip_val": 1.0,  # the original's DeepSpeed file alone has it
             "log_every_n_steps": settings.number("logging_steps", 10, int),
             "callbacks": [{"class_path": "zoo.ci_llm.AdapterFolders"}],
         },
-        "checkpoints": {"every_n_steps": settings.number("save_steps", 100, int), "monitor": "val/loss"},
+        "checkpoints": {"every_n_steps": save_steps, "monitor": "val/loss"},
         "model": component("zoo.ci_llm.CrowdTask", **_model(settings, steps)),
         "data": component("zoo.ci_llm.TextData", **_data(settings)),
     }
@@ -115,6 +117,12 @@ def _model(settings: SettingsReader, steps: int | None) -> dict[str, Any]:
     if steps is not None:
         name = settings.choice("lr_scheduler_type", "linear", SCHEDULES)
         scheduler = component(name, warmup_steps=share, start_at_zero=True)
+    else:
+        name = settings.get("lr_scheduler_type", "linear")
+        settings.notes.append(
+            f"lr_scheduler_type: {name} with a warm-up of {share:g} of the run; set model.init_args.scheduler, once the "
+            "number of steps of all epochs is known: the rate is constant until then"
+        )
     return {
         "crowd": component("zoo.ci_llm.Crowd", backbone=backbone, agents=agents),
         "tokenizer": "${data.init_args.tokenizer}",
