@@ -134,6 +134,8 @@ def test_a_validation_before_step_1_is_not_the_trainings(tmp_path):
     assert (curves["val/loss"], curves["train/lr_x"]) == ([(0, 2), (1, 1)], [(0, 0.5)])
     assert run_info.read_run(run, tmp_path).best == 1.0
     assert compare_runs([run], tmp_path).values("val/loss") == [(1.0, 1.0)]
+    (run / "metrics.csv").write_text("step,epoch,train/lr_x,val/loss\n0,,,0.1\n")
+    assert run_info.read_run(run, tmp_path).step == 0
 
 
 def test_time_leaves_the_pause_before_a_resume_out(tmp_path):

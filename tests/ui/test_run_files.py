@@ -60,7 +60,9 @@ def test_log_speed_and_samples_of_a_run(tmp_path: Path) -> None:
     assert (read_log(tmp_path, True), training_speed(tmp_path), sample_steps(tmp_path)) == ("", "", [])
     (tmp_path / "console.log").write_text("on the console\n")
     assert read_log(tmp_path, False) == "on the console"
-    (tmp_path / "train.log").write_text("INFO progress: step 5 of 9 · loss 1 · 2.5 it/s · ETA 3 min\n")
+    (tmp_path / "train.log").write_text(
+        "INFO progress: step 5 of 9 · loss 1 · 2.5 it/s · ETA 3 min · validation 1/9 · 2 s/it · ETA 9 s\n"
+    )
     assert training_speed(tmp_path) == "2.5 it/s · ETA 3 min"
     assert "console" in read_log(tmp_path, True) and "console" not in read_log(tmp_path, False)
     for step in ("step_00000010", "step_00000002", "step_x"):

@@ -180,11 +180,15 @@ def _last_change(folder: Path) -> float:
 
 
 def _last_row(path: Path) -> tuple[int, int]:
-    """Return step and epoch of the last complete row of a metrics.csv; -1 and -1 without one."""
+    """Return step and epoch of the last complete row of a metrics.csv; -1 and -1 without one.
+
+    A validation before step 1 is a row of step 0 without an epoch.
+    """
     with contextlib.suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
         if file.read(len(_HEADER)) == _HEADER:  # else it is another program's
             rows = (_ROW.match(line) for line in reversed(tail_lines(path).splitlines()))
-            return next(((int(row[1]), int(row[2] or -1)) for row in rows if row), (-1, -1))
+            trained = (row for row in rows if row and (int(row[1]) or row[2]))
+            return next(((int(row[1]), int(row[2] or -1)) for row in trained), (-1, -1))
     return -1, -1
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import csv
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from zoo.common.environment import available_cores, total_memory_bytes
+from zoo.common.environment import available_cores, free_memory_bytes, total_memory_bytes
 
 CARDS = Path("/sys/class/drm")  # of the amdgpu driver
 GIB = 2**30
@@ -34,8 +35,8 @@ def read_machine() -> list[MachineLoad]:
     """Read the load of the processor since the last call, then that of each GPU that reports one."""
     memory = psutil.virtual_memory()
     total = total_memory_bytes() or memory.total  # a container's limit may be lower
-    used = min(memory.total - memory.available, total)
-    cpu = MachineLoad(f"CPU, {available_cores()} cores", psutil.cpu_percent(), used, total)
+    free = free_memory_bytes() if sys.platform == "linux" else memory.available
+    cpu = MachineLoad(f"CPU, {available_cores()} cores", psutil.cpu_percent(), max(0, total - free), total)
     return [cpu, *(read_nvidia() or read_amd())]
 
 

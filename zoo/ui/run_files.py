@@ -58,7 +58,7 @@ def training_speed(run: Path) -> str:
     start = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.create_time if record else 0.0))
     text = tail_lines(run / LOG_NAME, LOG_LINES)
     lines = [line for line in text.splitlines() if _PROGRESS in line and line >= start]
-    parts = lines[-1].split(_PROGRESS)[1].split(" · ") if lines else []
+    parts = lines[-1].split(_PROGRESS)[1].split(" · validation ")[0].split(" · ") if lines else []
     return " · ".join(part for part in parts if part.endswith((" it/s", " s/it")) or part.startswith("ETA "))
 
 

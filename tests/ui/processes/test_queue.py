@@ -85,6 +85,7 @@ def test_a_recycled_number_is_another_process(queue: TrainingQueue) -> None:
         ProcessRecord(os.getpid(), process.create_time() - 60),
         ProcessRecord(os.getpid(), process.create_time(), exit_code=0),
         ProcessRecord(2**22 + 1, process.create_time()),
+        ProcessRecord(os.getpid(), process.create_time(), [f"--ckpt_path={queue.folders.runs}"]),  # of a copied folder
     ):
         write_record(folder, record)
         with pytest.raises(ValueError, match="no running process"):

@@ -120,8 +120,8 @@ def _model(settings: SettingsReader, steps: int | None) -> dict[str, Any]:
     else:
         name = settings.get("lr_scheduler_type", "linear")
         settings.notes.append(
-            f"lr_scheduler_type: {name} with a warm-up of {share:g} of the run; set model.init_args.scheduler, once the "
-            "number of steps of all epochs is known: the rate is constant until then"
+            f"lr_scheduler_type: {name} with a warm-up of {share:g} of the run; the rate is constant until you set "
+            "model.init_args.scheduler, which needs the number of steps of all epochs"
         )
     return {
         "crowd": component("zoo.ci_llm.Crowd", backbone=backbone, agents=agents),

@@ -71,7 +71,7 @@ def endpoint() -> str:
     """Return the hub's address, without user and password."""
     from huggingface_hub import constants
 
-    return re.sub(r"://[^/@\s]+@", "://", constants.ENDPOINT)
+    return _SECRETS.sub("", constants.ENDPOINT)
 
 
 @contextlib.contextmanager

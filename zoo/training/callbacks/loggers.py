@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 LoggerName = Literal["tensorboard", "wandb", "mlflow"]
 WANDB_ID_FILE = "wandb_run_id"
 MLFLOW_ID_FILE = "mlflow_run_id"
-_LOGIN = re.compile(r"://[^/@\s]+@")  # user and password in an address stay here
+_LOGIN = re.compile(r"://[^/?\s]+@")  # user and password in an address stay here
 
 
 @dataclass

@@ -29,6 +29,7 @@ from zoo.ui.processes.command import kill_tree, zoo_program
 PROCESS_NAME = "process.json"
 STOPPED_CODES = (143, 130, -signal.SIGTERM, -signal.SIGINT)
 CLOCK_SECONDS = 2.0  # the clock of the system may be set in between
+_RUN_OPTIONS = ("--trainer.default_root_dir=", "--ckpt_path=")  # that name the run folder in a command of the page
 Training = tuple[Sequence[str], Mapping[str, Any]]  # arguments of `zoo fit`, and what becomes its `changes.yaml`
 
 
@@ -54,10 +55,12 @@ class ProcessRecord:
 
 
 def read_record(folder: Path) -> ProcessRecord | None:
-    """Read a run folder's record; None when there is none that can be read."""
+    """Read a run folder's record; None when none can be read, or it is of a folder that this one copies."""
     try:
-        return ProcessRecord(**load_json((folder / PROCESS_NAME).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        record = ProcessRecord(**load_json((folder / PROCESS_NAME).read_text(encoding="utf-8")))
+        named = [Path(word.partition("=")[2]) for word in record.command if word.startswith(_RUN_OPTIONS)]
+        return None if named and not any(path.exists() and path.samefile(folder) for path in named) else record
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
 
 
