@@ -103,9 +103,9 @@ class PPO(Algorithm):
         tasks = request.tasks.repeat_interleave(self.learners, dim=0)
         seeds = [item_seed(seed, LEARNERS, number) for seed in request.seeds for number in range(self.learners)]
         histories = self._learn_tasks(request._replace(tasks=tasks, seeds=seeds, streams=streams))
-        places = np.arange(self.learners * streams).reshape(streams, self.learners).T.flatten()
-        kept = places < request.streams  # of each learner as many, or one less
-        return histories.reshape(len(request.tasks), -1, request.steps)[:, kept]
+        order = np.arange(self.learners * streams).reshape(streams, self.learners).T.flatten()
+        selected = order < request.streams  # of each learner as many, or one less
+        return histories.reshape(len(request.tasks), -1, request.steps)[:, selected]
 
     def _learn_tasks(self, request: HistoryRequest) -> np.ndarray:
         env, tasks, seeds, streams, steps, advance = request
