@@ -20,6 +20,7 @@ ADDRESS_SUFFIXES = ("_location", "_uri", "_url")  # of argument names whose valu
 FILE_NAME_SECTIONS = ("trainer", "checkpoints", "wandb")  # whose texts become parts of file names
 CLASS_KEYS = ("class_path", "model_type")
 VARIABLE_PREFIX = "ZOO_"
+_ADDRESS = re.compile(r"://(?:[^/?\s]+@)?([^?\s]*)(?:\?[^\s'\"]*)?")
 # OmegaConf's own, all but oc.env.
 REMOVED_RESOLVERS = "oc.coerce oc.create oc.decode oc.deprecated oc.dict.keys oc.dict.values oc.select".split()
 
@@ -99,6 +100,11 @@ def _count_values(value: Any, counts: dict[int, int]) -> int:
 def dump_yaml(value: Any) -> str:
     """Write plain values as YAML that `load_yaml` reads back as they are, keys in their order."""
     return yaml.dump(value, Dumper=PlainDumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
+
+
+def remove_credentials(text: str) -> str:
+    """Remove user, password and query (which may hold a token or signature) from the addresses in a text."""
+    return _ADDRESS.sub(r"://\1", text)
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

@@ -267,6 +267,7 @@ def test_names() -> None:
         ("postgresql://user:p@ss@host/db", "postgresql://host/db"),
         ("https://host/a@b.wav", "https://host/a@b.wav"),
         ("https://host/a.wav?signature=1@2", "https://host/a.wav"),
+        ("https://user:p@host/a.wav?token=1", "https://host/a.wav"),
     ],
 )
 def test_passwords_and_signatures_of_addresses_are_left_out(text, safe):

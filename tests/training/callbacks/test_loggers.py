@@ -146,7 +146,7 @@ def test_login_stays_here_and_a_refused_config_costs_nothing(tmp_path, caplog):
     import lightning as L
 
     trainer = L.Trainer(logger=Refusing(), default_root_dir=tmp_path, accelerator="cpu")
-    address = "trainer:\n  logger:\n    tracking_uri: https://me:sec@ret@host:5000/x\n"
+    address = "trainer:\n  logger:\n    tracking_uri: https://me:sec@ret@host:5000/x?token=1\n"
     RunInfoLogger("x/y", lambda: address).on_fit_start(trainer, L.LightningModule())
     assert "Refusing failed (ConnectionError: no network)" in caplog.text
     assert trainer.logger.params["trainer.logger.tracking_uri"] == "https://host:5000/x"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zoo.common import registry
+from zoo.common.configs import remove_credentials
 from zoo.common.foreign_files import iterate_keys, load_json
 from zoo.runs.components import CONFIG_NAME, WEIGHTS_NAME
 from zoo.runs.model_description import validate_description
@@ -23,7 +24,6 @@ LOG_IN = "log in by `hf auth login`, or set HF_TOKEN"
 DOWNLOADED = ("*.safetensors", "*.json", "README.md")
 _NAME = re.compile(r"hf:/{1,2}(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.+/-]+))?/?")  # a Path has one slash
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_SECRETS = re.compile(r"(?<=://)[^/?\s]+@|(?<=\S)\?\S*$")  # password and signature of an address
 
 
 class HubError(OSError):
@@ -71,7 +71,7 @@ def endpoint() -> str:
     """Return the hub's address, without user and password."""
     from huggingface_hub import constants
 
-    return _SECRETS.sub("", constants.ENDPOINT)
+    return remove_credentials(constants.ENDPOINT)
 
 
 @contextlib.contextmanager
@@ -151,7 +151,7 @@ def redact(value: Any) -> Any:
     if isinstance(value, list):
         return [redact(each) for each in value]
     if isinstance(value, str) and "://" in value:
-        return _SECRETS.sub("", value)
+        return remove_credentials(value)
     if isinstance(value, str) and (value.startswith(("/", "~")) or re.match(r"[A-Za-z]:[\\/]", value)):
         return re.split(r"[\\/]", value.rstrip("\\/"))[-1]
     return value

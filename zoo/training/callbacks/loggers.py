@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import re
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, W
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from zoo import __version__
-from zoo.common.configs import load_yaml
+from zoo.common.configs import load_yaml, remove_credentials
 from zoo.common.environment import describe_device
 from zoo.common.locks import is_rank_zero
 from zoo.runs.checkpoints import HASH_SUFFIX, best_checkpoint, find_checkpoints, parse_score, parse_step
@@ -31,7 +30,6 @@ log = logging.getLogger(__name__)
 LoggerName = Literal["tensorboard", "wandb", "mlflow"]
 WANDB_ID_FILE = "wandb_run_id"
 MLFLOW_ID_FILE = "mlflow_run_id"
-_LOGIN = re.compile(r"://[^/?\s]+@")  # user and password in an address stay here
 
 
 @dataclass
@@ -177,7 +175,7 @@ class RunInfoLogger(L.Callback):
         """Log the config."""
         self._is_active = trainer.is_global_zero and not is_fast_dev_run(trainer)
         if self._is_active:
-            self._text = _LOGIN.sub("://", self._read_config())
+            self._text = remove_credentials(self._read_config())
             device = describe_device(trainer.strategy.root_device)
             run = {"recipe": self.recipe, "zoo": __version__, "device": device, "precision": str(trainer.precision)}
             self._info = {**load_yaml(self._text), "run": {**run, "processes": trainer.world_size}}
@@ -234,7 +232,9 @@ class RunInfoLogger(L.Callback):
         value = parse_score(path) if monitor else None
         metadata = {"step": parse_step(path), "monitor": monitor, "value": value, "config": self._info}
         artifact = wandb.Artifact(f"model-{logger.version}", type="model", metadata=metadata)
-        for file in (path, path.with_name(path.name + HASH_SUFFIX), path.with_name(CONFIG_NAME)):
+        for file in (path, path.with_name(path.name + HASH_SUFFIX)):
             if file.is_file():
                 artifact.add_file(str(file), name=file.name)
+        with artifact.new_file(CONFIG_NAME, encoding="utf-8") as config:
+            config.write(self._text)
         logger.experiment.log_artifact(artifact, aliases=["best", "latest", f"step_{parse_step(path)}"])

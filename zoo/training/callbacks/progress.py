@@ -26,7 +26,7 @@ from zoo.training.callbacks.checkpoint import find_checkpoints_callback
 log = logging.getLogger(__name__)
 
 REDRAW_SECONDS = 0.25
-SPEED_SECONDS = 30.0  # over which the speed is a mean
+SPEED_SECONDS = 30.0  # over which the speed is a mean; of longer steps over all since the start
 BAR_WIDTH = 20
 LOSSES = ("train/loss", "train/g/mel", "train/g/total")  # the first that is logged; a GAN's total says little
 
@@ -53,10 +53,12 @@ def describe_task(task: Task) -> str:
     if total < math.inf:
         parts[0] += f"/{total:,.0f}"
         parts.append(f"{100 if task.finished else min(round(task.percentage), 99)} %")
-    if task.speed:
-        parts.append(f"{task.speed:.3g} it/s" if task.speed >= 1 else f"{1 / task.speed:.3g} s/it")
-    if total < math.inf and task.speed and task.remaining:
-        parts.append(f"ETA {format_duration(task.remaining / task.speed)}")
+    done = task.completed - task.fields["first"]
+    speed = task.speed or (done / task.elapsed if done >= 2 and task.elapsed else None)
+    if speed:
+        parts.append(f"{speed:.3g} it/s" if speed >= 1 else f"{1 / speed:.3g} s/it")
+    if total < math.inf and speed and task.remaining:
+        parts.append(f"ETA {format_duration(task.remaining / speed)}")
     return " · ".join([*parts, *task.fields["values"]])
 
 
@@ -112,8 +114,8 @@ class ProgressBar(callbacks.ProgressBar):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start at the first step of the run or of the resume."""
-        total = count_steps(trainer)
-        self._training = self._bars.add_task("step", total=total, completed=trainer.global_step, values=[])
+        total, first = count_steps(trainer), trainer.global_step
+        self._training = self._bars.add_task("step", total=total, completed=first, first=first, values=[])
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         """Count a step."""
@@ -127,7 +129,7 @@ class ProgressBar(callbacks.ProgressBar):
             name, batches = "validation before step 1", trainer.num_sanity_val_batches
         elif trainer.testing:
             name, batches = "test", trainer.num_test_batches
-        self._evaluation = self._bars.add_task(name, total=sum(batches), values=[])
+        self._evaluation = self._bars.add_task(name, total=sum(batches), first=0, values=[])
 
     def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
         """Count a batch."""
