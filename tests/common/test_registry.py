@@ -78,6 +78,8 @@ def test_components_are_built_at_any_depth() -> None:
 def test_lists_of_a_file_are_the_tuples_that_an_argument_is() -> None:
     data = build({"class_path": "zoo.flow.ImageData", "init_args": {"root": None, "background": [0, 0, 9]}})
     assert data.framing.background == (0, 0, 9)
+    room = {"class_path": "zoo.compressed_ad.Darkroom", "init_args": {"start": [1, 2]}}
+    assert build(room).start_cell == (1, 2)  # of an argument that may be None
 
 
 @pytest.fixture

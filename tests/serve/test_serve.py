@@ -64,6 +64,10 @@ class Echo(Inference):
     def answer(self, values: Any, folder: Path, report: Any) -> list[Output]:
         if values["text"] == "bad":
             raise ValueError(f"{folder.parent / 'file.txt'}: truncated")
+        if values["text"] == "wrong":
+            raise RuntimeError("shapes do not fit")
+        if values["text"] == "large":
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
         folder.mkdir(parents=True, exist_ok=True)  # as results that appear when they are complete
         data = {name: str(value) for name, value in values.items() if name != "file"}
         parts = [Output("text", "Values", data=data)]
@@ -173,6 +177,13 @@ def test_waiting_requests_are_computed_together(client: TestClient, model: Echo)
     assert model.batches == [1, 3]
     assert [predict(text).status_code for text in ("broken", "few", "after")] == [500, 500, 200]
     assert "zoo_batch_size_count 5.0" in client.get("/metrics").text
+
+
+def test_what_fails_is_logged(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
+    codes = [client.post("/predict", json={"text": text}).status_code for text in ("wrong", "large", "broken")]
+    assert codes == [500, 503, 500]
+    assert (caplog.text.count("a request failed"), caplog.text.count("a batch of 1 requests failed")) == (2, 1)
+    assert all(text in caplog.text for text in ("shapes do not fit", "allocate memory", "no device"))
 
 
 def test_full_queue_and_slow_computation_are_refused(

@@ -24,6 +24,9 @@ def test_out_of_memory_names_keys_and_values(error):
     assert text.startswith("out of memory") and "\n" not in text
     keys = ("data.init_args.batch_size (now 16", "backbone.init_args.gradient_checkpointing (now False")
     assert all(key in text for key in (*keys, "trainer.precision (now 32-true"))
+    budget = {"data": {"init_args": {"batch_size": 8, "token_budget": 4096}}}
+    text = str(explain_error(error, budget))
+    assert "token_budget (now 4096" in text and "batch_size" not in text
     assert "precision" not in str(explain_error(error, CONFIG | {"trainer": {"precision": "bf16-mixed"}}))
 
 

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch.plugins import MixedPrecision
 
 from zoo.common import registry
-from zoo.training.optimizers import use_fused_adam
+from zoo.training.optimizers import prepare_optimizer
 from zoo.training.task import WeightedMeans, ZooTask, compile_module
 
 # options whose defaults differ
@@ -63,20 +64,26 @@ def make_weights() -> list[torch.nn.Parameter]:
 
 
 def test_recipe_and_shards_choose_the_kernel_themselves() -> None:
-    assert use_fused_adam(torch.optim.Adam(make_weights()), None).param_groups[0]["fused"]
+    assert prepare_optimizer(torch.optim.Adam(make_weights()), None).param_groups[0]["fused"]
     for options in ({"fused": False}, {"foreach": True}, {"foreach": False}):
-        group = use_fused_adam(torch.optim.AdamW(make_weights(), **options), None).param_groups[0]
+        group = prepare_optimizer(torch.optim.AdamW(make_weights(), **options), None).param_groups[0]
         assert {name: group[name] for name in options} == options and not group["fused"]
     sgd = torch.optim.SGD(make_weights(), lr=0.1)
-    assert use_fused_adam(sgd, None).param_groups[0]["fused"] is None
+    assert prepare_optimizer(sgd, None).param_groups[0]["fused"] is None
     sharded = SimpleNamespace(strategy=SimpleNamespace(shards_weights=True))
-    assert use_fused_adam(torch.optim.Adam(make_weights()), sharded).param_groups[0]["fused"] is None  # type: ignore[arg-type]
+    assert prepare_optimizer(torch.optim.Adam(make_weights()), sharded).param_groups[0]["fused"] is None  # type: ignore[arg-type]
+
+
+def test_a_fused_kernel_leaves_unscaling_to_the_scaler() -> None:
+    """Else Lightning refuses to clip, and norms and guards see scaled gradients."""
+    plugin = MixedPrecision("16-mixed", "cuda", torch.amp.GradScaler("cpu"))
+    plugin.clip_gradients(prepare_optimizer(torch.optim.Adam(make_weights(), fused=True), None), 1.0)
 
 
 def test_resumed_run_steps_with_the_kernel_of_its_beginning() -> None:
     first, resumed = torch.optim.AdamW(make_weights(), lr=0.1), torch.optim.AdamW(make_weights(), lr=0.1)
     first.step()
-    use_fused_adam(resumed, None).load_state_dict(copy.deepcopy(first.state_dict()))
+    prepare_optimizer(resumed, None).load_state_dict(copy.deepcopy(first.state_dict()))
     assert not resumed.param_groups[0]["fused"]
 
 

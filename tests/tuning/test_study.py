@@ -39,6 +39,8 @@ def test_a_grid_is_searched_in_two_calls(tmp_path: Path) -> None:
         ("finished", "1e-09"),
         ("finished", "0.01"),
     ]
+    refused = forked("tune", "--trials", "1", "--output", study, cwd=tmp_path)
+    assert refused.returncode and "has 2 trials already" in refused.stderr
     best = (study / "best.yaml").read_text()
     assert f"--config {study / 'best.yaml'}" in best
     trial = next(row["trial"] for row in read_csv(study / "trials.csv") if row["model.optimizer.lr"] == "0.01")

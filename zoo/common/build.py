@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Mapping
-from typing import Any, get_origin
+from typing import Any, get_args, get_origin
 
 import torch
 from torch import Tensor
@@ -33,7 +33,8 @@ def build(spec: Any, slot: Any = object) -> Any:
         for key, value in init_args.items():
             annotation = annotations.get(key, Any)
             arguments[key] = build(value, annotation)
-            if isinstance(arguments[key], list) and get_origin(annotation) is tuple:  # files have no tuples
+            kinds = {get_origin(each) for each in (annotation, *get_args(annotation))}
+            if isinstance(arguments[key], list) and tuple in kinds and list not in kinds:  # files have no tuples
                 arguments[key] = tuple(arguments[key])
         try:
             return cls(**arguments)

@@ -20,7 +20,7 @@ ADDRESS_SUFFIXES = ("_location", "_uri", "_url")  # of argument names whose valu
 FILE_NAME_SECTIONS = ("trainer", "checkpoints", "wandb")  # whose texts become parts of file names
 CLASS_KEYS = ("class_path", "model_type")
 VARIABLE_PREFIX = "ZOO_"
-_ADDRESS = re.compile(r"://(?:[^/?\s]+@)?([^?\s]*)(?:\?[^\s'\"]*)?")
+_LOGIN, _QUERY = re.compile(r"(?<=://)[^/?\s]+@"), re.compile(r"(://[^?\s]*)\?[^\s'\",\]}]*")
 # OmegaConf's own, all but oc.env.
 REMOVED_RESOLVERS = "oc.coerce oc.create oc.decode oc.deprecated oc.dict.keys oc.dict.values oc.select".split()
 
@@ -104,7 +104,7 @@ def dump_yaml(value: Any) -> str:
 
 def remove_credentials(text: str) -> str:
     """Remove user, password and query (which may hold a token or signature) from the addresses in a text."""
-    return _ADDRESS.sub(r"://\1", text)
+    return _QUERY.sub(r"\1", _LOGIN.sub("", text))
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

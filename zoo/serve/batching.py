@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram
 
 from zoo.runs.inference.base import Inference
 from zoo.runs.inference.forms import Output
+from zoo.training.errors import OUT_OF_MEMORY
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,10 @@ class MicroBatcher:
                 torch.cuda.empty_cache()
             log.exception("a batch of %d requests failed", len(batch))
             results = [error] * len(batch)
+        else:
+            for result in results:
+                if isinstance(result, RuntimeError | OSError):
+                    log.error("a request failed", exc_info=result)
         for request, result in zip(batch, results, strict=True):
             if isinstance(result, Exception) and not request.result.done():
                 request.result.set_exception(_http_error(result, request.folder.parent))
@@ -105,7 +110,7 @@ class MicroBatcher:
 
 
 def _http_error(error: Exception, folder: Path) -> HTTPException:
-    if isinstance(error, torch.OutOfMemoryError):
+    if isinstance(error, MemoryError) or any(mark in str(error).lower() for mark in OUT_OF_MEMORY):
         return HTTPException(503, "out of memory; ask for less, or try later", {"Retry-After": "1"})
     if isinstance(error, ValueError):
         return HTTPException(422, str(error).replace(f"{folder}/", ""))  # of this machine

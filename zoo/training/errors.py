@@ -23,8 +23,10 @@ CONNECTION_LOST = (
 MIXED_DTYPES = ("expected scalar type", "must have the same dtype", "should be the same", "expected both to have")
 DISTRIBUTED_ERRORS = ("DistBackendError", "DistNetworkError", "DistStoreError")
 
+TOKEN_BUDGET = "data.init_args.token_budget"
 # Config keys that lower the need for memory, most effective first, with advice.
 MEMORY_KEYS = {
+    TOKEN_BUDGET: "halve it",
     "data.init_args.batch_size": "halve it",
     "data.init_args.max_length": "lower it",
     "model.init_args.step.accumulate": "raise it: splits each batch, same result",
@@ -106,6 +108,8 @@ def _explain_memory(error: BaseException, text: str, config: Mapping[str, Any]) 
     if not (on_host or on_gpu or isinstance(error, MemoryError)):
         return None
     values = flatten_config(config)
+    if values.get(TOKEN_BUDGET, "null") != "null":  # takes the place of batch_size
+        values.pop("data.init_args.batch_size", None)
     hints = [
         f"{key} (now {values[key]}: {advice})"
         for key, advice in MEMORY_KEYS.items()

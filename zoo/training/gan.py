@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from zoo.common.checks import check_at_least, check_one_of, check_positive
 from zoo.common.tensors import promote_to_float32
 from zoo.training.adversarial import LOSSES, Discriminator, feature_matching_loss
-from zoo.training.optimizers import set_total_steps, use_fused_adam
+from zoo.training.optimizers import prepare_optimizer, set_total_steps
 from zoo.training.strategies.sharding import clip_gradients, gradient_norm
 from zoo.training.task import OptimizerCallable, SchedulerCallable, ZooTask
 
@@ -155,16 +155,14 @@ class GANTask(ZooTask):
 
     def configure_optimizers(self) -> Any:
         """Build the optimizers in the order generator, discriminators, and their schedules."""
-        options = [("g", [self.generator], self.optimizer_g, self.scheduler_g, self.step.clip_g)]
+        options = [("g", [self.generator], self.optimizer_g, self.scheduler_g)]
         if self.discriminator_names:
             discriminators = [getattr(self, name) for name in self.discriminator_names]
-            options.append(("d", discriminators, self.optimizer_d, self.scheduler_d, self.step.clip_d))
+            options.append(("d", discriminators, self.optimizer_d, self.scheduler_d))
         optimizers, schedules = [], []
-        for key, modules, build, build_schedule, clip in options:
+        for key, modules, build, build_schedule in options:
             weights = [p for module in modules for p in module.parameters() if p.requires_grad]
-            optimizer = use_fused_adam(build(weights), self._trainer)
-            if clip and self._scaler_d is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
-                raise ValueError(f"clip_{key} with 16-mixed needs an unfused optimizer: it unscales inside its step")
+            optimizer = prepare_optimizer(build(weights), self._trainer)
             optimizers.append(optimizer)
             if build_schedule is not None:
                 scheduler = build_schedule(optimizer)

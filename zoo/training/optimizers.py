@@ -37,14 +37,19 @@ def set_total_steps(scheduler: LRScheduler, trainer: L.Trainer) -> None:
                 log.warning("%s: total_steps is trainer.max_steps, too few: %s", type(scheduler).__name__, error)
 
 
-def use_fused_adam(optimizer: Optimizer, trainer: L.Trainer | None) -> Optimizer:
-    """Let one kernel step all weights of an Adam on the CPU, unless the recipe or a strategy with shards chooses."""
+def prepare_optimizer(optimizer: Optimizer, trainer: L.Trainer | None) -> Optimizer:
+    """Let one kernel step all weights of an Adam on the CPU, unless the recipe or a strategy with shards chooses.
+
+    A fused one would unscale gradients of 16-mixed within its step, after clipping, norms and guards.
+    """
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     on_cpu = all(weight.device.type == "cpu" and weight.is_floating_point() for weight in weights)
     if on_cpu and isinstance(optimizer, Adam) and (trainer is None or not is_sharded(trainer)):
         for group in optimizer.param_groups:
             if group["fused"] is None and group["foreach"] is None:
                 group["fused"] = True
+    if hasattr(optimizer, "_step_supports_amp_scaling"):
+        optimizer._step_supports_amp_scaling = False
     return optimizer
 
 

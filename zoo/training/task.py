@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from zoo.common.registry import constructor_annotations, get_class
 from zoo.common.tensors import widest_float
 from zoo.training.callbacks import media
-from zoo.training.optimizers import LrScaling, set_total_steps, short_window_factor, use_fused_adam
+from zoo.training.optimizers import LrScaling, prepare_optimizer, set_total_steps, short_window_factor
 from zoo.training.strategies.sharding import is_sharded
 
 log = logging.getLogger(__name__)
@@ -279,7 +279,7 @@ class SingleOptimizerTask(ZooTask):
         trainable = [parameter for parameter in self.parameters() if parameter.requires_grad]
         if not trainable:
             raise ValueError(f"{type(self).__name__}: no parameter trains; unfreeze a module")
-        optimizer = use_fused_adam(self.optimizer(trainable), self._trainer)
+        optimizer = prepare_optimizer(self.optimizer(trainable), self._trainer)
         if self.lr_scaling is not None:
             self.lr_scaling.scale(optimizer, self.trainer)
         if self.scheduler is None:

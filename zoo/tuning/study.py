@@ -198,6 +198,8 @@ def queue_trials(study: Study, trials: int | None, points: Sequence[dict[str, An
     """Queue the trials that a study still lacks; `points` are the values of those of a grid."""
     total = trials or study.user_attrs.get("trials") or (DEFAULT_TRIALS if points is None else len(points))
     total = total if points is None else min(total, len(points))
+    if total < (count := len(planned_trials(study))):
+        raise ValueError(f"--trials {total}: the study has {count} trials already, finished or queued")
     study.set_user_attr("trials", total)
     for number in range(len(planned_trials(study)), total):
         study.enqueue_trial(points[number] if points else {}, user_attrs={"folder": f"trial_{number:04d}"})

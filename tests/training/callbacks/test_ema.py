@@ -77,6 +77,11 @@ def test_closed_form(arguments, settings, steps, decays):
     assert list(ema.shadow) == [*names, "net.1.running_mean", "net.1.running_var"]
 
 
+def test_a_run_has_one_average():
+    with pytest.raises(ValueError, match="a run has one"):
+        train(EMA(["net"]), EMA(["other"]))
+
+
 def test_evaluation_sees_the_average_and_training_the_weights():
     ema, plain = EMA(["net"], decay=0.5), train(max_epochs=2)[1]
     trainer, task = train(ema, max_epochs=2, limit_val_batches=1)

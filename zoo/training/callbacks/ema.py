@@ -55,6 +55,8 @@ class EMA(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Check that the modules exist."""
+        if sum(isinstance(callback, EMA) for callback in trainer.callbacks) > 1:  # type: ignore[attr-defined]
+            raise ValueError("EMA: a run has one; name all modules in its `modules`")
         self._owners = {}
         for name in self.modules:
             try:

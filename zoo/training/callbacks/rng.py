@@ -67,6 +67,7 @@ def capture_rng() -> dict[str, Any]:
         "numpy": [name, numpy_words, int(position), int(has_gauss), float(cached)],
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "cuda_device": torch.cuda.current_device() if torch.cuda.is_available() else None,
         "mps": torch.mps.get_rng_state() if torch.backends.mps.is_available() else None,
     }
 
@@ -78,7 +79,10 @@ def restore_rng(state: dict[str, Any]) -> None:
     name, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
     torch.set_rng_state(state["torch"].cpu())
-    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all([cuda.cpu() for cuda in state["cuda"]])
+    states = [each.cpu() for each in state["cuda"]]
+    if states and len(states) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(states)
+    if states and state.get("cuda_device") is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states[state["cuda_device"]])  # to this process' device, which may have moved
     if state.get("mps") is not None and torch.backends.mps.is_available():
         torch.mps.set_rng_state(state["mps"].cpu())
