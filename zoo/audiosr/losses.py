@@ -90,8 +90,8 @@ class DiffusionStep:
         if self.vocoder is None:
             raise ValueError("a loss on waveforms needs model.init_args.vocoder")
         length = max(1, min(crop_frames // self.autoencoder.factor, self.latent.shape[2]))
-        choices = np.float32(self.latent.shape[2] - length + 1)
-        starts = {row: int(np.float32(position) * choices) for row, position in positions.items()}
+        last = self.latent.shape[2] - length
+        starts = {row: min(int(np.float32(position) * (last + 1)), last) for row, position in positions.items()}
         crops = (
             torch.stack([latents[row, :, start : start + length] for row, start in starts.items()])
             for latents in (self.predicted_latent, self.latent)

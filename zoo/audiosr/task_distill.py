@@ -243,7 +243,7 @@ def _check_teacher(
     check_state_dict(net, teacher.net.state_dict(), "the teacher", "net, which needs the arguments of the teacher's")
     modules = dict(net.named_modules())
     for path, module in teacher.net.named_modules():
-        for key in ("heads", "num_heads", "num_groups"):  # which no tensor's shape shows
+        for key in ("heads", "num_heads", "num_groups", "fusion"):  # which no tensor's shape shows
             if (value := getattr(modules.get(path), key, None)) != (taught := getattr(module, key, None)):
                 raise ValueError(f"net.{path} has {key} {value}, the teacher's {taught}: give net its arguments")
     process = teacher.build_other("diffusion")

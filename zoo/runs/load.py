@@ -125,8 +125,8 @@ def load_net(
     """Load one net of an earlier stage, in evaluation mode, frozen, weight norm folded; averaged weights where saved.
 
     Args:
-        source: a run, checkpoint or export that holds one net of the class, or a folder of runs (the latest is taken);
-            or a net's `class_path` and `init_args`, for random weights.
+        source: a run, checkpoint or export that holds one net of the class, trained there or frozen, or a folder of
+            runs (the latest is taken); or a net's `class_path` and `init_args`, for random weights.
         base: the net's class or a base of it.
         seed: of random weights.
 
@@ -158,11 +158,24 @@ def _read_single_net(source: Path, base: type[nn.Module]) -> tuple[str, Componen
         raise FileNotFoundError(f"no run, checkpoint or export at {source}: train that stage first, or name its source")
     saved = read_components(path)
     components = saved.description["components"]
-    specs = {name: spec for name, spec in components.items() if isinstance(spec, Mapping) and "class_path" in spec}
-    names = [name for name, spec in specs.items() if issubclass(registry.get_class(spec["class_path"]), base)]
+    names = _names_of_nets(components, base)
+    if not names:  # the net may be frozen there: then its copy is taken
+        folder = path.parent if path.is_file() else path
+        folders = {str(record["folder"]) for record in saved.description.get("frozen", {}).values() if record["folder"]}
+        copies = [read_components(folder / each) for each in sorted(folders) if is_export(folder / each)]
+        fitting = [copy for copy in copies if _names_of_nets(copy.description["components"], base) == [_COMPONENT]]
+        if len(fitting) == 1:
+            [inner] = fitting
+            names, components = [_COMPONENT], {**components, **inner.description["components"]}
+            saved = inner._replace(description={**inner.description, "components": components})
     if len(names) != 1:
         raise ValueError(
             f"{path}: expected one component of class {registry.public_name(base)} or a relative, found {len(names)} "
             f"among {list(components)}"
         )
     return names[0], saved
+
+
+def _names_of_nets(components: Mapping[str, Any], base: type[nn.Module]) -> list[str]:
+    specs = {name: spec for name, spec in components.items() if isinstance(spec, Mapping) and "class_path" in spec}
+    return [name for name, spec in specs.items() if issubclass(registry.get_class(spec["class_path"]), base)]

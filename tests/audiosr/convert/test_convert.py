@@ -7,7 +7,7 @@ import yaml
 from tests.audiosr.lily import CONTEXT, MELS, UNET, VOCODER, config, nets, state_of, write
 from tests.audiosr.task_parts import AUTOENCODER, task
 from zoo.audiosr.convert import convert, convert_config, describe, from_original, is_original, original_state
-from zoo.audiosr.convert.to_original import Nets, list_targets, write_original
+from zoo.audiosr.convert.to_original import Nets, choose_layout, list_targets, write_original
 from zoo.audiosr.nets.denoiser import Denoiser, GlobalEncoder
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
@@ -99,6 +99,9 @@ def test_an_export_restores(tmp_path: Path) -> None:
     assert float(restorer.net.latent_scale) == pytest.approx(0.37)
     assert restorer.features.kind == "audiosr"
     assert restorer.vocoder.net.last_slope == 0.01
+    again = FrozenAutoencoder(str(tmp_path / "out"))  # the parts of later stages come from it as well
+    assert again.fingerprint() == restorer.autoencoder.fingerprint() and again.build_other("features").kind == "audiosr"
+    assert FrozenVocoder(str(tmp_path / "out")).fingerprint() == restorer.vocoder.fingerprint()
 
 
 def test_incomplete_nets_are_refused_and_unknown_names_counted(tmp_path: Path) -> None:
@@ -180,8 +183,15 @@ def test_refusals(tmp_path: Path) -> None:
         ({**state, "alphas_cumprod": torch.rand(1000)}, "alphas_cumprod"),
         ({**state, "scale_factor": torch.tensor(0.5)}, "scale_factor"),
     ):
-        with pytest.raises(ValueError, match=key):
-            convert(write(tmp_path, "modelV1", {"state_dict": tensors, "ema": {}}), tmp_path / "x.ckpt")
+        path = write(tmp_path, "modelV1", {"state_dict": tensors, "ema": {}})
+        for refuse in (original_state, lambda path: convert(path, tmp_path / "x.ckpt")):
+            with pytest.raises(ValueError, match=key):
+                refuse(path)
+    scaled = config("modelV1")
+    scaled["model"]["params"]["scale_factor"] = 0.5
+    (tmp_path / "scaled.yaml").write_text(yaml.safe_dump(scaled))
+    with pytest.raises(ValueError, match="scale_factor"):
+        convert_config(tmp_path / "scaled.yaml")
     (tmp_path / "other.yaml").write_text("trainer: {max_steps: 3}")
     with pytest.raises(ValueError, match=r"model\.params\.unet_config"):
         convert_config(tmp_path / "other.yaml")
@@ -201,6 +211,16 @@ def test_vocoder_whose_arguments_its_shapes_do_not_show(tmp_path: Path) -> None:
     assert torch.equal(components["vocoder"](mel), vocoder(mel[:, 0].mT))
     written = yaml.safe_load((tmp_path / "config.yaml").read_text())
     assert written["model"]["params"]["first_stage_config"]["params"]["ddconfig"]["dropout"] == 0.3
+    with pytest.raises(ValueError, match="other mels"):
+        write_original(Nets(vae, net, MelFeatures(n_mels=MELS, n_fft=1024), vocoder), "audiosr", tmp_path / "b.bin")
+    plain = AutoencoderKL(1, 1, (32, 32), 1, 4, mid_block_add_attention=False)
+    for autoencoder, unet, suffix in (
+        (plain, made["unet"], ".bin"),
+        (vae, UNet(**UNET, transformers_per_down_block=3), ".pt"),
+        (vae, UNet(**UNET, transformers_per_down_block=1), ".bin"),
+    ):
+        with pytest.raises(ValueError, match="transformers per down block"):
+            choose_layout(Denoiser(unet), autoencoder, suffix)
     reflecting = Nets(vae, net, features, Generator(**odd, padding_mode="reflect").remove_weight_norm_())
     assert "reflect" in write_original(reflecting, "audiosr", tmp_path / "other" / "a.bin")[0]
 

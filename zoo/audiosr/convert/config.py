@@ -9,7 +9,7 @@ from typing import Any
 
 from zoo.audio.io import files
 from zoo.audiosr.convert.from_original import FEATURES, PREDICTIONS, STEPS, describe_features
-from zoo.audiosr.convert.layouts import LAYOUTS, TARGETS, read_config, section
+from zoo.audiosr.convert.layouts import LAYOUTS, TARGETS, check_scale, read_config, section
 from zoo.audiosr.convert.net_sizes import ENCODER_KEYS, HEAD_CHANNELS, NORM_GROUPS, UNET_KEYS, VAE_DROPOUT
 from zoo.convert.network_description import component
 from zoo.convert.settings import SettingsReader, to_number
@@ -129,6 +129,9 @@ def _model(settings: SettingsReader, config: Mapping[str, Any], layout: str) -> 
     features = describe_features({**config, "data": data}, kind, sizes.get("mel_bins"))
     rate = features["init_args"].get("sample_rate", SAMPLE_RATE)
     features["init_args"]["sample_rate"] = to_number(rate, int, f"{settings.path}: sample_rate")
+    scale = settings.number("model.scale_factor", 1.0)
+    if layout != "audiosr":
+        check_scale(settings.path, scale)
     steps = settings.number("model.timesteps", STEPS, int)
     latents = to_number(sizes.get("z_channels", 16), int, "z_channels")
     learning_rate = settings.number("model.base_learning_rate", settings.values.get("train.lr", 1e-4))
@@ -141,7 +144,7 @@ def _model(settings: SettingsReader, config: Mapping[str, Any], layout: str) -> 
         "features": features,
         "diffusion": component("zoo.audiosr.CosineDiffusion", steps=steps, prediction=PREDICTIONS[prediction]),
         "losses": {"latent": component("zoo.audiosr.Latent", distance=str(settings.get("model.loss_type", "l2")))},
-        "latent_scale": "auto" if layout == "audiosr" else settings.number("model.scale_factor", 1.0),
+        "latent_scale": "auto" if layout == "audiosr" else scale,
         "condition": {"dropout": 0.1 if layout == "audiosr" else 0.0},
         "parallel": "dp",
         "validation": {"sampler": component("zoo.audiosr.DPMSolver", steps=8)},

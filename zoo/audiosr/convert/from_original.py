@@ -107,11 +107,6 @@ def build_components(file: AudioSRFile, averaged: bool = False, allow_partial: b
 
 def to_zoo_model(file: AudioSRFile, is_checkpoint: bool, allow_partial: bool) -> ConvertedModel:
     """Convert a file to the contents of a checkpoint or an export; ValueError where a component is not complete."""
-    if file.is_mel_first and float(file.scale) != 1.0:
-        raise ValueError(
-            f"{file.path}: scale_factor is {float(file.scale):g}; expected 1, for ProjectLily does not apply it to the "
-            "condition, AudioSR and our task do"
-        )
     components = build_components(file, not is_checkpoint, allow_partial)
     notes = [f"{count} tensors left out: {kind}" for kind, count in file.left_out.items()]
     if file.lacks_projection:

@@ -109,12 +109,14 @@ class AudioSRFile(OriginalFile):
         return section(params, "first_stage_config", "params", "ddconfig")
 
     def check_supported(self) -> None:
-        """Refuse a second autoencoder for the condition, and another noise schedule than the cosine one."""
+        """Refuse a second autoencoder for the condition, ProjectLily's scale, and other schedules than the cosine."""
         if self.has_other_conditioner:
             raise ValueError(
                 f"{self.path} holds a conditioner's autoencoder that is not the first stage's; here one encodes both "
                 "targets and conditions"
             )
+        if self.is_mel_first:
+            check_scale(self.path, float(self.scale))
         exact = self.parts.get("tables", {}).get("alphas_cumprod")
         if exact is None:
             return
@@ -124,6 +126,15 @@ class AudioSRFile(OriginalFile):
                 f"{self.path}: alphas_cumprod differ by {difference:.2g} from the cosine noise schedule, AudioSR's; no "
                 "other is supported"
             )
+
+
+def check_scale(path: Path, scale: float) -> None:
+    """Refuse another scale of the latents than 1 in ProjectLily's files."""
+    if scale != 1.0:
+        raise ValueError(
+            f"{path}: scale_factor is {scale:g}; expected 1, for ProjectLily does not apply it to the condition, "
+            "AudioSR and our task do"
+        )
 
 
 def section(config: Any, *keys: str) -> dict[str, Any]:

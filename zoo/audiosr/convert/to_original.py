@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from zoo.audiosr.convert import layouts, net_sizes
 from zoo.audiosr.convert.autoencoder_names import to_original_autoencoder
-from zoo.audiosr.convert.from_original import FEATURES, PREDICTIONS
+from zoo.audiosr.convert.from_original import FEATURES, PREDICTIONS, STEPS, describe_features
 from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenVocoder
 from zoo.blocks.autoencoder import AutoencoderKL
 from zoo.common.atomic_files import write_atomic
+from zoo.common.build import build
 from zoo.convert.engine import read_zoo_checkpoint
 from zoo.convert.tensor_names import State, add_prefix, select_prefix
 from zoo.hifigan.nets.base import WaveformGenerator
@@ -65,6 +66,13 @@ def choose_layout(net: Denoiser, autoencoder: AutoencoderKL, suffix: str) -> str
                 f"norm_groups of the {name} is {groups}; the originals have {net_sizes.NORM_GROUPS}: use `zoo export`"
             )
     down = layouts.transformers_per_down_block(unet.state_dict()) or 2
+    if down > 2 or not len(autoencoder.encoder.mid_block.attentions):
+        raise ValueError(
+            "the originals' UNets have 1 or 2 transformers per down block, their autoencoders attention in the middle: "
+            "use `zoo export`"
+        )
+    if suffix == ".bin" and down != 2:
+        raise ValueError("AudioSR's .bin has 2 transformers per down block: name a .pt file")
     layout = "modelV1" if down == 2 else "model.py"
     if encoder is None and suffix == ".bin" and down == 2:
         return "audiosr"
@@ -249,15 +257,27 @@ def write_original(nets: Nets, layout: str, path: Path) -> list[str]:
     arguments = {name: {**spec["init_args"], **hidden.get(name, {})} for name, spec in descriptions.items()}
     companion = path.with_name(layouts.CONFIG_NAME)
     path.parent.mkdir(parents=True, exist_ok=True)
+    config = original_config(nets, layout, arguments)
     if companion.exists():
-        described = net_sizes.describe_nets(layouts.parse_content(content, path, layouts.companion_config(path)))
+        other = layouts.companion_config(path)
+        described = net_sizes.describe_nets(layouts.parse_content(content, path, other))
         if {name: spec["init_args"] for name, spec in described.items()} != arguments:
             raise ValueError(f"{companion} is the configuration of other nets: name another folder")
+        if not _has_same_features(config, other, nets.features.n_mels):
+            raise ValueError(f"{companion} has other mels or another diffusion: name another folder")
     else:
-        text = yaml.safe_dump(original_config(nets, layout, arguments), sort_keys=False)
+        text = yaml.safe_dump(config, sort_keys=False)
         write_atomic(companion, lambda file: file.write(text.encode()))
     write_atomic(path, lambda file: torch.save(content, file))
     return notes
+
+
+def _has_same_features(config: Mapping[str, Any], other: Mapping[str, Any], n_mels: int) -> bool:
+    """Whether two configurations, usual values where they are silent, have the same mels, steps and prediction."""
+    params = [layouts.section(each, "model", "params") for each in (config, other)]
+    processes = [(each.get("timesteps", STEPS), each.get("parameterization", "v")) for each in params]
+    mels = [build(describe_features(each, "projectlily", n_mels)) for each in (config, other)]
+    return processes[0] == processes[1] and mels[0].equals(mels[1])
 
 
 def from_zoo(source: Path, target: Path) -> dict[str, Any]:

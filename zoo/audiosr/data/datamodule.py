@@ -18,6 +18,7 @@ from zoo.audio.corpora.corpus import (
     cache_dir,
     recording_numbers,
     select,
+    split_last_items,
     warn_of_recordings,
 )
 from zoo.audiosr.data.crops import Clips, Crops, SilenceFilter, ValidationGrid
@@ -41,7 +42,8 @@ class ValidationSplit:
         ratio: share of the clips where neither folder nor list names them, 0 to 1, chosen at random; null takes the
             last `items` by name, as `zoo.hifigan.VocoderData` does. Copies of a recording stay together.
         seed: of that choice.
-        items: most clips; all when null. Needed where `ratio` is null.
+        items: most clips; all when null. Needed where `ratio` is null; there a tenth of the clips is taken if it would
+            leave less than a quarter of them for training.
         samples: length of an excerpt; as in training when null.
         cutoffs_hz: cut-offs in Hz; 2, 4, 8, 12 and 16 kHz, as far as the sample rate allows, when null.
     """
@@ -62,7 +64,10 @@ class ValidationSplit:
     def split(self, clips: Clips, corpus: Corpus) -> tuple[Clips, Clips]:
         """Split clips into those for training and those for validation, the latter in random order with `ratio`."""
         clips = np.asarray(clips)
-        count = (self.items or 0) if self.ratio is None else max(1, round(self.ratio * len(clips)))
+        if self.ratio is None:
+            count = len(split_last_items(len(clips), self.items or 0)[1])
+        else:
+            count = max(1, round(self.ratio * len(clips)))
         if not 0 < count < len(clips):
             raise ValueError(
                 f"data.init_args.split: ratio {self.ratio} and items {self.items} leave {count} of {len(clips)} clips "
