@@ -1,4 +1,4 @@
-"""Prepare LJSpeech: python scripts/prepare_ljspeech.py data/LJSpeech-1.1 --output data/ljspeech."""
+"""Prepare LJSpeech: python scripts/prepare_ljspeech.py data/ljspeech."""
 
 from __future__ import annotations
 

@@ -130,6 +130,7 @@ def test_missing_corpus(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
     assert "embedded" in caplog.text
     for match, make in (
         ("ZOO_DATA", lambda: VocoderData(root=str(tmp_path / "absent"))),
+        ("train_list", lambda: VocoderData(root=None, split=ValidationSplit(train_list="absent.txt"))),
         ("segment_samples", lambda: VocoderData(segment_samples=1000, features=FeatureOptions("x", 256))),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=match):

@@ -6,7 +6,7 @@ from zoo.audio.analysis.mel import LogMel
 from zoo.audio.io import files
 from zoo.hifigan import inference
 from zoo.hifigan.inference import Vocoder
-from zoo.hifigan.nets.conditioners import ConformerConditioner
+from zoo.hifigan.nets.conditioners import ConformerConditioner, PrenetConditioner
 from zoo.hifigan.nets.generator import Generator
 
 SIZES = {
@@ -49,6 +49,14 @@ def test_audio_chunks_equal_the_whole(small_chunks, frames):
     with torch.no_grad():
         expected = vocoder.generator(vocoder.mel(torch.from_numpy(audio)))[:, 0].numpy()
     np.testing.assert_allclose(vocoder(audio, 8000), expected, atol=1e-6)
+
+
+def test_a_conditioner_without_whole_samples_per_frame_loses_none(small_chunks):
+    mel = noise(8, 1000)
+    vocoder = build(conditioner=PrenetConditioner(8, 8, layers=1, heads=2, kernel_size=3))
+    with torch.no_grad():
+        expected = vocoder.generator(torch.from_numpy(mel)[None])[0, 0].numpy()
+    np.testing.assert_allclose(vocoder.from_mel(mel), expected, atol=1e-6)
 
 
 def test_global_conditioner_refuses_to_stream(small_chunks):

@@ -85,7 +85,8 @@ class FeatureFolder:
         files = sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.npy"))
         matches = match_companions(corpus.names, files)
         names = [
-            files[each[0]] if each else without_suffix(name) for name, each in zip(corpus.names, matches, strict=True)
+            name if name in each else each[0] if each else without_suffix(name)
+            for name, each in zip(corpus.names, ([files[number] for number in found] for found in matches), strict=True)
         ]
         self.paths = [folder / f"{name}.npy" for name in names]  # of each clip, whether it is there or not
 
@@ -203,6 +204,8 @@ class VocoderData(ZooDataModule):
         self.segment_samples = segment_samples
         self.split, self.features, self.corpus = split, features, corpus
         self.lists = split.train_list, split.val_list
+        if self.root is None and any(self.lists):
+            raise ValueError("data.split.train_list and val_list need data.root")
 
     def prepare_data(self) -> None:
         """Write the corpus cache, once per machine."""

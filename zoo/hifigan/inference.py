@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.audio.analysis.features import FEATURE_SUFFIXES, load_features
+from zoo.audio.analysis.features import FEATURE_SUFFIXES, load_features, read_frames
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.inference import AudioInference, as_audio
 from zoo.audio.io import files
@@ -168,7 +167,7 @@ class Vocoder(AudioInference):
             raise ValueError(f"{source}: expected a mel ({self.generator.in_channels}, F), found {tuple(shape)}")
         for start in range(0, shape[1], CHUNK_FRAMES):
             # mapped again for every piece: pages of an open mapping count as memory once touched
-            yield np.array(load_features(source)[:, start : start + CHUNK_FRAMES], dtype=np.float32)[None]
+            yield read_frames(source, start, start + CHUNK_FRAMES)[None]
 
     def _synthesize(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         """Mel pieces (B, n_mels, n) to audio pieces (B, m)."""
@@ -225,6 +224,7 @@ class Vocoder(AudioInference):
 
         `hop` is the input samples per frame, 1 for mels; a context of None computes everything in one window.
         """
-        overlap = 0 if context is None else 2 * context
-        window = sys.maxsize if context is None else CHUNK_FRAMES + overlap
-        yield from Chunker(window, overlap, hop, fades=False).process_stream(blocks, compute)
+        if context is None:  # a conditioner may give no whole number of samples per frame
+            yield compute(np.concatenate(list(blocks), axis=-1))
+            return
+        yield from Chunker(CHUNK_FRAMES + 2 * context, 2 * context, hop, fades=False).process_stream(blocks, compute)

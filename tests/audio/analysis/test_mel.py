@@ -31,6 +31,12 @@ def test_frames_are_whole_hops(samples, frames):
     assert LogMel()(torch.randn(2, samples)).shape == (2, 80, frames)
 
 
+@pytest.mark.parametrize("samples", [441 * 3, 441 * 100, 441 * 100 + 440])
+def test_frames_of_an_odd_hop_are_whole_hops(samples):
+    mel = LogMel(hop_length=441)
+    assert mel(torch.randn(1, samples)).shape[-1] == mel.frames(samples) == samples // 441
+
+
 def test_silence_and_a_tone_in_its_band():
     mel = LogMel(f_max=None)
     assert torch.allclose(mel(torch.zeros(1, 8192)), torch.tensor(math.log(1e-5)), atol=1e-3)

@@ -146,6 +146,17 @@ def test_damaged_files_are_refused(tmp_path, damage, kind):
             files.info(path)
 
 
+def test_a_wav_file_ends_before_its_header_is_wrong(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_WAV_BYTES", 3 * 2 * 100)
+    with (
+        pytest.raises(ValueError, match="100 samples"),
+        files.AudioWriter(tmp_path / "w.wav", RATE, 2, "PCM_24") as out,
+    ):
+        out.write(np.zeros((2, 100)))
+        out.write(np.zeros((2, 1)))
+    assert not list(tmp_path.iterdir())
+
+
 def test_writer_streams_and_leaves_nothing_on_error(tmp_path):
     with files.AudioWriter(tmp_path / "deep" / "w.flac", RATE, 1) as writer:
         for block in np.split(tone(), 9):

@@ -18,9 +18,10 @@ _LOG_FLOOR = 1e-5  # ln(1e-5) = -11.5129 is silence
 class LogMel(nn.Module):
     """Natural logarithm of a Slaney mel magnitude spectrogram.
 
-    The waveform is reflect-padded by (n_fft - hop_length) / 2 and framed without centring, so that T samples give
-    T // hop_length frames and frame i covers the samples that a vocoder must produce for it. A clip too short to be
-    reflected is zero-padded on the right first. Computed in float32, also under autocast, or in float64.
+    The waveform is reflect-padded by (n_fft - hop_length) / 2, an odd sample on the right, and framed without centring,
+    so that T samples give T // hop_length frames and frame i covers the samples that a vocoder must produce for it. A
+    clip too short to be reflected is zero-padded on the right first. Computed in float32, also under autocast, or
+    in float64.
 
     Args:
         sample_rate: of the waveforms, in Hz; places the bands.
@@ -68,8 +69,9 @@ class LogMel(nn.Module):
         self.padding, self.mel_scale = padding, mel_scale
         self.magnitude_floor, self.floor = magnitude_floor, floor
         self.padding_samples = (n_fft - hop_length) // 2 if padding == "same" else n_fft // 2
+        self.right_samples = self.padding_samples + (padding == "same" and (n_fft - hop_length) % 2)
         # Reflection needs one sample more than it copies, and one frame must fit.
-        self.min_samples = max(self.padding_samples + 1, n_fft - 2 * self.padding_samples)
+        self.min_samples = max(self.right_samples + 1, n_fft - self.padding_samples - self.right_samples)
         basis = torchaudio.functional.melscale_fbanks(
             n_fft // 2 + 1, self.f_min, upper, n_mels, sample_rate, mel_scale=mel_scale,
             norm="slaney" if mel_scale == "slaney" else None,
@@ -79,7 +81,8 @@ class LogMel(nn.Module):
 
     def frames(self, samples: int) -> int:
         """Frames of a waveform of so many samples."""
-        return (max(samples, self.min_samples) + 2 * self.padding_samples - self.n_fft) // self.hop_length + 1
+        padded = max(samples, self.min_samples) + self.padding_samples + self.right_samples
+        return (padded - self.n_fft) // self.hop_length + 1
 
     def forward(self, waveform: Tensor) -> Tensor:
         """Log-mel (B, n_mels, F), >= ln(floor), of audio (B, T); F = T // hop_length for T >= `min_samples`."""
@@ -89,7 +92,7 @@ class LogMel(nn.Module):
             padded = waveform.to(torch.promote_types(self.window.dtype, torch.float32))
             if padded.shape[-1] < self.min_samples:
                 padded = functional.pad(padded, (0, self.min_samples - padded.shape[-1]))
-            padded = functional.pad(padded, (self.padding_samples, self.padding_samples), mode="reflect")
+            padded = functional.pad(padded, (self.padding_samples, self.right_samples), mode="reflect")
             spectrum = torch.stft(
                 padded, self.n_fft, self.hop_length, self.win_length, self.window, center=False, return_complex=True
             )

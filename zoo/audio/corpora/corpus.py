@@ -104,7 +104,8 @@ def cache_dir(
 ) -> Path:
     """Name the folder below `cache` of a corpus' cache, for preparing and training; `lists` as of `corpus_files`."""
     root = Path(root).resolve()
-    digest = hashlib.blake2b(f"{root}/{lists}".encode(), digest_size=4).hexdigest()
+    resolved = tuple(name and str(Path(name).resolve()) for name in lists)
+    digest = hashlib.blake2b(f"{root}/{resolved}".encode(), digest_size=4).hexdigest()
     return Path(cache) / f"{root.name}-{sample_rate}-{digest}"
 
 

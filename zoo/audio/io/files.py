@@ -11,6 +11,7 @@ import functools
 import io
 import logging
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ _FORMATS = {
 }
 RESULT_SUBTYPE = "PCM_24"  # of what nets make: quiet recordings stay precise
 FULL_BAND_SHARE = 0.9  # of the rate that is asked for
+_WAV_BYTES = 2**32 - 4096  # that the length in a header can say, and the header
 _INTEGER_BITS = {"PCM_S8": 8, "PCM_U8": 8, "PCM_16": 16, "PCM_24": 24, "PCM_32": 32}
 
 AUDIO_SUFFIXES: tuple[str, ...] = tuple(_FORMATS)
@@ -131,6 +133,8 @@ class AudioWriter:
         self._subtype = usual if subtype is None or container in ("OGG", "MP3") else subtype
         self._channels = channels
         self._samples = 0
+        sample_bytes = _INTEGER_BITS.get(self._subtype, 64 if self._subtype == "DOUBLE" else 32) // 8
+        self._max_samples = _WAV_BYTES // (channels * sample_bytes) if container == "WAV" else sys.maxsize
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._temporary = temporary_path(self.path)
         try:
@@ -149,6 +153,8 @@ class AudioWriter:
             raise ValueError(f"{self.path}: expected {self._channels} channels (C, T), got shape {audio.shape}")
         if not np.isfinite(audio).all():
             raise ValueError(f"{self.path}: refusing to write NaN or infinite samples")
+        if self._samples + audio.shape[1] > self._max_samples:
+            raise ValueError(f"{self.path}: a wav file holds 4 GiB, {self._max_samples} samples here; cut the input")
         for first in range(0, audio.shape[1], BLOCK_SAMPLES):  # libsndfile's vorbis encoder overflows on long arrays
             self._handle.write(_quantize(audio[:, first : first + BLOCK_SAMPLES], self._subtype).T)
         self._samples += audio.shape[1]

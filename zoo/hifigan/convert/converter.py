@@ -189,11 +189,6 @@ class HifiganConverter(Converter[HifiganFile]):
         path = Path(path)
         if not isinstance(module, Generator | BigVGAN):
             raise ValueError(f"expected a generator of HiFi-GAN or BigVGAN, found {type(module).__name__}")
-        if isinstance(module, Generator) and (module.conditioner is not None or module.padding_mode != "zeros"):
-            raise ValueError(
-                "the original's format holds no conditioner and pads with zeros only; use `zoo export`. This generator "
-                f"has conditioner {type(module.conditioner).__name__} and padding_mode {module.padding_mode!r}"
-            )
         layouts.check_convertible(module)
         layouts.check_finite(module.state_dict(), type(module).__name__)
         _write_config(path.with_name(CONFIG_NAME), original_config(vars(module)))

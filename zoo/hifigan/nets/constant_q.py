@@ -66,7 +66,7 @@ class ConstantQ(nn.Module):
 def _early_factor(sample_rate: int, hop_length: int, octaves: int, highest: float) -> int:
     """Compute by how much the rate may be lowered before the first octave."""
     room = max(0, math.ceil(math.log2(0.85 * (sample_rate // 2) / highest)) - 2)
-    halvings = max(0, math.ceil(math.log2(hop_length)) - octaves + 1)
+    halvings = max(0, (hop_length & -hop_length).bit_length() - octaves)  # that leave whole hops
     return int(2 ** min(room, halvings))
 
 

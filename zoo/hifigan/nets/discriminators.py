@@ -108,6 +108,8 @@ class PeriodDiscriminator(ConvolutionStack):
     ) -> None:
         widths = [max(1, round(width * channel_mult)) for width in channels]
         strides = [3, 3, 3, 3, 1]
+        if len(widths) > len(strides):
+            raise ValueError(f"channels are of at most {len(strides)} layers, found {list(channels)}")
         convs = [
             nn.Conv2d(before, after, (5, 1), (stride, 1), padding=(2, 0))
             for before, after, stride in zip([1, *widths], widths, strides, strict=False)

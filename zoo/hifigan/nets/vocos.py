@@ -70,7 +70,8 @@ class ConvNeXtBackbone(nn.Module):
         self.embed = nn.Conv1d(in_channels, dim, EDGE_KERNEL, padding=EDGE_KERNEL // 2)
         self.norm = AdaptiveNorm(conditions, dim) if conditions else nn.LayerNorm(dim, eps=1e-6)
         self.convnext = nn.ModuleList(
-            ConvNeXtBlock(dim, intermediate_dim, scale or 1 / layers, conditions) for _ in range(layers)
+            ConvNeXtBlock(dim, intermediate_dim, 1 / layers if scale is None else scale, conditions)
+            for _ in range(layers)
         )
         self.final_layer_norm = nn.LayerNorm(dim, eps=1e-6)
         self.reach = (layers + 1) * (EDGE_KERNEL // 2)
