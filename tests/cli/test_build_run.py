@@ -8,6 +8,8 @@ import torch
 
 import zoo
 from tests.harness import REPOSITORY
+from zoo.common.locks import is_locked, lock_folder
+from zoo.runs import run_folder
 
 pytestmark = pytest.mark.usefixtures("working_folder")
 GUIDE = REPOSITORY / "docs" / "python.md"
@@ -20,12 +22,19 @@ def test_builds_trains_and_loads(tmp_path: Path) -> None:
     short.append("trainer.default_root_dir=run")
     task, data, trainer = zoo.build("flow/smoke", short)
     assert (type(task), data.batch_size, trainer.max_steps) == (zoo.flow.FlowTask, 4, 2)
+    with lock_folder(tmp_path / "run", "fit"), pytest.raises(ValueError, match="is being written by"):
+        trainer.fit(task, data)
     trainer.fit(task, data)
-    assert (tmp_path / "run" / "config.yaml").is_file()
+    assert (tmp_path / "run" / "config.yaml").is_file() and not is_locked(tmp_path / "run")
     model = zoo.load("run")
     assert re.fullmatch(r"zoo\.flow\.Sampler\(net=\w+ \([\d,]+ parameters\), device=cpu\)", repr(model)), repr(model)
     again, _, _ = zoo.build("flow/smoke", ["init_from=run", "trainer.default_root_dir=other"])
     assert all(torch.equal(*pair) for pair in zip(task.parameters(), again.parameters(), strict=True))
+
+
+def test_runs_named_within_a_second_have_folders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_folder.time, "strftime", lambda form: "20260101-000000")
+    assert len({run_folder.new_run_folder("a/b") for _ in range(3)}) == 3
 
 
 def test_null_replaces_an_object_of_a_group() -> None:

@@ -19,6 +19,7 @@ from zoo.common.locks import lock_folder
 from zoo.runs.inference import predict_ray
 from zoo.runs.inference.base import Inference
 from zoo.runs.inference.predict import InputFile, list_input_files, predict_files
+from zoo.runs.inference.predict import read_rows as read_parts
 
 SETTINGS = {"checkpoint": "0" * 64, "inference": "tests.Reverse", "options": {"chunk": 3}, "precision": "32-true"}
 MEASURED = ("manifest.jsonl", "summary.json")  # have seconds
@@ -182,6 +183,15 @@ def test_other_settings_replace_all_results_or_none(tmp_path: Path) -> None:
     assert predict(inputs, output, settings=changed, overwrite=True)["done"] == 2
     assert read_rows(output).keys() == {"000.out", "001.out"}
     assert predict(inputs, output, settings=changed)["skipped"] == 2
+
+
+def test_of_several_parts_the_one_written_last_counts(tmp_path: Path) -> None:
+    row = {"source": "a.txt", "target": "a.out"}
+    for age, (part, status) in enumerate([("rank0-of-2", "done"), ("rank2-of-4", "started")]):
+        path = tmp_path / f"manifest.{part}.jsonl"
+        path.write_text(json.dumps(row | {"status": status}) + "\n")
+        os.utime(path, (1000 - age, 1000 - age))
+    assert read_parts(tmp_path)["a.out"]["status"] == "done"
 
 
 def test_second_call_computes_changes(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_runs_are_found_by_the_end_of_their_name(tmp_path):
     assert run_info.find_run("22", tmp_path) == two
     assert run_info.find_run(str(two / "step_00000003.ckpt"), tmp_path) == two
     assert run_info.find_run("smoke/1", tmp_path) == tmp_path / "flow/smoke/1"
-    assert run_info.find_run("last", tmp_path) == tmp_path / "flow/demo/1"
+    assert run_info.find_run("last", tmp_path) == two  # of the newest checkpoint, as for every command
     with pytest.raises(ValueError, match="2 runs"):
         run_info.find_run("1", tmp_path)
 
@@ -143,6 +143,10 @@ def test_time_leaves_the_pause_before_a_resume_out(tmp_path):
     resumed += "2026-01-02 10:00:30,000 INFO x: fit finished at step 10\n"
     folder = make(tmp_path / "a", log=INTERRUPTED + resumed, saved=())
     assert run_info.trained_seconds(folder) == 150
+    killed = "2026-01-01 10:00:00,000 INFO x.summary: recipe a/b\n2026-01-01 10:01:00,000 INFO x: step 1\n"
+    killed += "2026-01-03 10:00:00,000 INFO x: fit starts in process 3\n2026-01-03 10:00:20,000 INFO x: step 2\n"
+    killed += "2026-01-03 10:00:30,000 INFO x: fit finished at step 10\n"
+    assert run_info.trained_seconds(make(tmp_path / "b", log=killed, saved=())) == 90
 
 
 def test_all_without_torch_or_lightning(tmp_path):

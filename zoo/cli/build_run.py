@@ -13,9 +13,11 @@ import lightning as L
 from zoo.cli.log_filters import configure_logging, filter_warnings, quiet_output
 from zoo.cli.recipes import config_files
 from zoo.cli.trainer import ZooCLI, resolve_checkpoint, start_from_weights
+from zoo.common.locks import lock_folder
 from zoo.common.registry import allow_packages
 from zoo.runs.checkpoints import find_checkpoint, read_step
 from zoo.runs.init_from import init_from
+from zoo.runs.run_folder import run_folder
 from zoo.training.task import ZooTask
 
 TRIAL_SETTINGS = {  # one process, without validation and end; schedules may end at max_steps, so it is a number
@@ -48,7 +50,26 @@ def build(
     if cli.checkpoint is not None:
         raise ValueError("ckpt_path: build starts new runs; zoo fit --ckpt_path RUN resumes one")
     start_from_weights(cli)
+    cli.trainer.callbacks.append(_FolderLock())  # type: ignore[attr-defined]
     return cli.model, cli.datamodule, cli.trainer
+
+
+class _FolderLock(L.Callback):
+    """Locks the run folder while `trainer.fit` runs, as `zoo fit` does for its whole command."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Lock; ValueError where another command writes."""
+        if stage == "fit":
+            self._stack.enter_context(lock_folder(run_folder(trainer), "fit"))
+
+    def teardown(self, *_: Any, **__: Any) -> None:
+        """Unlock."""
+        self._stack.close()
+
+    on_exception = teardown
 
 
 class _Trial(ZooCLI):

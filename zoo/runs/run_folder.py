@@ -16,6 +16,7 @@ CONFIG_NAME = "config.yaml"
 CSV_NAME = "metrics.csv"
 LOG_NAME = "train.log"
 MEDIA_NAME = "media"
+_named: set[Path] = set()  # given out by this process; a folder appears when its training begins
 _RUN_VARIABLE = "ZOO_RUN_FOLDER"  # set by the first process, so that the ranks it starts write to the same folder
 
 
@@ -27,9 +28,10 @@ def new_run_folder(recipe: str) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     folder = RUNS_ROOT / recipe / stamp
     number = 1
-    while folder.exists():
+    while folder.exists() or folder in _named:
         number += 1
         folder = RUNS_ROOT / recipe / f"{stamp}-{number}"
+    _named.add(folder)
     os.environ[_RUN_VARIABLE] = str(folder)
     return folder
 

@@ -26,11 +26,11 @@ from zoo.common.atomic_files import LOCK_NAME
 from zoo.common.configs import load_yaml
 from zoo.common.locks import is_locked
 from zoo.runs.checkpoints import best_checkpoint, find_checkpoints, is_valid_checkpoint, parse_score, parse_step
-from zoo.runs.run_folder import CONFIG_NAME, CSV_NAME, LOG_NAME, MEDIA_NAME
+from zoo.runs.run_folder import CONFIG_NAME, CSV_NAME, LOG_NAME, MEDIA_NAME, find_latest_run
 
 FIXED_COLUMNS = ("step", "epoch")  # of metrics.csv, its first ones
 RECIPE_MARK = "recipe: "  # in the comment above a run's config
-FINISHED_MARK = "fit finished at step"  # in train.log
+STARTED_MARK, FINISHED_MARK = "fit starts in process", "fit finished at step"  # in train.log
 SUMMARY_KEYS = {  # of a config, for a description of its run
     "model": "model.class_path",
     "data": "data.class_path",
@@ -118,7 +118,7 @@ def find_run(name: str, root: Path) -> Path:
     if not folders:
         raise ValueError(f"no run {name!r}: there is none at all below {root} (--root names another folder)")
     if name == "last":
-        return max(folders.values(), key=_last_change)
+        return find_latest_run(root) or max(folders.values(), key=_last_change)
     matches = [each for each in sorted(folders) if f"/{each}".endswith(f"/{name}")]
     if len(matches) == 1:
         return folders[matches[0]]
@@ -355,7 +355,8 @@ def trained_seconds(folder: Path) -> float | None:
     total, has_ended = 0.0, False
     for (before, start), (after, end) in pairwise(marks):
         has_ended = (has_ended and _START not in text[start:end]) or _ENDS.search(text, start, end) is not None
-        total += 0.0 if has_ended else max(after - before, 0.0)
+        was_killed = STARTED_MARK in text[end:].partition("\n")[0]
+        total += 0.0 if has_ended or was_killed else max(after - before, 0.0)
     return total
 
 

@@ -268,6 +268,7 @@ def test_names() -> None:
         ("https://host/a@b.wav", "https://host/a@b.wav"),
         ("https://host/a.wav?signature=1@2", "https://host/a.wav"),
         ("https://user:p@host/a.wav?token=1", "https://host/a.wav"),
+        ("http://host/a?b=1,http://user:p@host/c", "http://host/a,http://host/c"),
     ],
 )
 def test_passwords_and_signatures_of_addresses_are_left_out(text, safe):

@@ -15,7 +15,8 @@ from zoo.common.foreign_files import load_json
 from zoo.common.registry import package_of
 from zoo.common.reports import markdown_table
 from zoo.runs import run_folder, run_info
-from zoo.runs.components import CONFIG_NAME, WEIGHTS_NAME, read_components
+from zoo.runs.checkpoints import find_checkpoint
+from zoo.runs.components import CONFIG_NAME, WEIGHTS_NAME, is_export, read_components
 from zoo.runs.export import write_export
 from zoo.runs.hub.models import (
     LOG_IN,
@@ -126,9 +127,11 @@ def write_package(folder: Path, path: Path, name: HubName, licence: str, evaluat
     run = path if path.is_dir() and path.suffix != ".ckpt" else path.parent
     if run_folder.has_config_file(path):
         run_folder.refuse_links(run)
+    name_of_source = path.name
+    path = path if is_export(path) else find_checkpoint(path)  # one, also of a run that trains
     description, _, _ = read_components(path)
     model, step = load(path), description.get("step")
-    source, usage = description.get("source") or path.name, model.usage.replace("PATH_OF_THIS_FOLDER", str(name))
+    source, usage = description.get("source") or name_of_source, model.usage.replace("PATH_OF_THIS_FOLDER", str(name))
     write_export(folder, description, model.modules(), source, step, usage)
     for key, value in run_info.flatten_config(load_json((folder / CONFIG_NAME).read_text(encoding="utf-8"))).items():
         if redact(value) != value:

@@ -249,10 +249,17 @@ def read_manifest(path: Path) -> list[Row]:
 
 
 def read_rows(output: Path) -> dict[str, Row]:
-    """Read the last row of each result in a folder, by target."""
-    parts = [read_manifest(path) for path in sorted(output.glob("manifest.*.jsonl"))]
+    """Read the last row of each result in a folder, by target; of several parts that of the one written last."""
+    parts = [read_manifest(path) for path in sorted(output.glob("manifest.*.jsonl"), key=_modification_time)]
     merged = read_manifest(output / MANIFEST_NAME)  # read last: a process that ends moves rows to it
     return {row["target"]: row for rows in (merged, *parts) for row in rows}
+
+
+def _modification_time(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # of a process that has ended since
+        return 0.0
 
 
 def summarize(rows: Sequence[Row], **counts: int) -> Row:

@@ -103,8 +103,6 @@ def make_loggers(
 def _make_wandb(settings: WandbSettings, folder: Path, recipe: str) -> Logger:
     mode = os.environ.get("WANDB_MODE", settings.mode)
     folder.mkdir(parents=True, exist_ok=True)
-    if settings.log_model != "none":
-        os.environ.setdefault("WANDB_DATA_DIR", str(folder.absolute() / "wandb"))  # copies that wait for `wandb sync`
     id_file = folder / WANDB_ID_FILE  # the same over every resume
     if not id_file.is_file() and is_rank_zero():
         id_file.write_text(uuid.uuid4().hex[:8], encoding="utf-8")
@@ -231,10 +229,14 @@ class RunInfoLogger(L.Callback):
 
         value = parse_score(path) if monitor else None
         metadata = {"step": parse_step(path), "monitor": monitor, "value": value, "config": self._info}
+        own = os.environ.get("WANDB_DATA_DIR")
+        os.environ["WANDB_DATA_DIR"] = own or str(path.parent.absolute() / "wandb")  # copies that wait for `wandb sync`
         artifact = wandb.Artifact(f"model-{logger.version}", type="model", metadata=metadata)
         for file in (path, path.with_name(path.name + HASH_SUFFIX)):
             if file.is_file():
                 artifact.add_file(str(file), name=file.name)
         with artifact.new_file(CONFIG_NAME, encoding="utf-8") as config:
             config.write(self._text)
+        if own is None:
+            del os.environ["WANDB_DATA_DIR"]
         logger.experiment.log_artifact(artifact, aliases=["best", "latest", f"step_{parse_step(path)}"])

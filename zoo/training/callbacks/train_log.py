@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import lightning as L
 
 from zoo.runs.run_folder import LOG_NAME, run_folder
+from zoo.runs.run_info import STARTED_MARK
 
 LOGGERS = ("zoo", "lightning.pytorch", "lightning.fabric", "py.warnings")
 
@@ -63,6 +65,7 @@ class TrainLog(L.Callback):
             self._stack.enter_context(log_to_file(folder / LOG_NAME))
             logging.captureWarnings(True)
             self._stack.callback(logging.captureWarnings, False)
+            log.info("%s %d", STARTED_MARK, os.getpid(), extra={"terminal": False})
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Write what ended the run, and close: Lightning calls no teardown hook after an exception."""

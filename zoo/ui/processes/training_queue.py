@@ -23,6 +23,7 @@ from zoo.common.foreign_files import load_json
 from zoo.common.locks import is_locked
 from zoo.runs.checkpoints import find_checkpoints
 from zoo.runs.run_folder import refuse_links
+from zoo.runs.run_info import find_runs
 from zoo.ui.folders import CHANGES_NAME, CONSOLE_NAME, Folders
 from zoo.ui.processes.command import kill_tree, zoo_program
 
@@ -66,7 +67,8 @@ def read_record(folder: Path) -> ProcessRecord | None:
 
 def find_records(root: Path) -> list[Path]:
     """Return the records of the runs below a folder; a run that is being deleted is in a hidden folder."""
-    return [path for path in root.glob(f"[!.]*/[!.]*/[!.]*/{PROCESS_NAME}") if path.is_file()]
+    begun = {path / PROCESS_NAME for path in root.glob("[!.]*/[!.]*/[!.]*/")}  # perhaps without any file of a run yet
+    return [path for path in begun | {run / PROCESS_NAME for run in find_runs(root)} if path.is_file()]
 
 
 def write_record(folder: Path, record: ProcessRecord) -> None:

@@ -20,7 +20,7 @@ from zoo.ui.tabs.config_edits import (
     read_value,
 )
 
-ROOT_KEY, WEIGHTS_KEY = "data.init_args.root", "init_from"
+ROOT_KEY, HUB_KEY, WEIGHTS_KEY = "data.init_args.root", "data.init_args.hub", "init_from"
 GROUPS = ("Training", "Performance", "What trains", "Protection", "Intervals")
 HIDDEN_KEYS = (*SWITCHES, "config", "ckpt_path", "trainer.default_root_dir")  # the page sets them
 

@@ -16,7 +16,7 @@ from zoo.common.environment import available_cores
 from zoo.runs.checkpoints import find_checkpoints
 from zoo.ui.state import PageState
 from zoo.ui.tabs.config_edits import ConfigEdits, find_key_in_message, flatten, flatten_values
-from zoo.ui.tabs.config_form import ROOT_KEY, WEIGHTS_KEY, ConfigForm
+from zoo.ui.tabs.config_form import HUB_KEY, ROOT_KEY, WEIGHTS_KEY, ConfigForm
 from zoo.ui.tabs.widgets import CommandReport, Heading, StatusLine, code_block, text_table
 
 FIRST_RECIPE = ("hifigan", "smoke", "")
@@ -152,7 +152,9 @@ class TrainTab:
         for key, path in paths.items():
             exists = (self.app.folders.work / path).exists()
             texts.append(f"Reads {path} ({key}): {'it exists' if exists else 'it does not exist'}.")
-        if not paths:
+        if values.get(HUB_KEY):
+            texts.append(f"Downloads {values[HUB_KEY]} ({HUB_KEY}).")
+        elif not paths:
             texts.append("Needs no files of yours: its data comes with it.")
         if ROOT_KEY in values:
             data = self.app.folders.relative(self.app.folders.data)
