@@ -132,8 +132,8 @@ def _recipe_pages() -> list[tuple[str, str]]:
 
 
 def _commands() -> str:
-    lines = ["# Commands", "", "`zoo COMMAND --help` tells the same at the terminal. `fit`, `validate`, `test` and"]
-    lines += ["`predict` take every key of a [recipe](../recipes/hifigan.md) as an option, too.", ""]
+    lines = ["# Commands", "", "`zoo COMMAND --help` tells the same at the terminal. `fit`, `validate` and `test` take"]
+    lines += ["every key of a [recipe](../recipes/hifigan.md) as an option, too; `predict` those of `model`.", ""]
     for name, about in TRAINER_COMMANDS.items():
         sentence, _, usage = about.partition(": ")
         lines += [f"## zoo {name}", "", f"{sentence[:1].upper()}{sentence[1:]}:", ""]
