@@ -19,10 +19,12 @@ BYTES = {**crowd_parts.CONFIGS["llama"], "vocab_size": 259}
 
 
 class Forty(Tokenizer):
-    """A tokenizer that claims the 40 tokens of the small backbones."""
+    """A tokenizer that fits the small backbones, of 40 tokens."""
 
-    vocab_size = 40
     is_frozen = False
+
+    def check_vocabulary(self, size: int) -> None:
+        assert size == 40
 
 
 def texts(count: int = 4, length: int = 8, seed: int = 0) -> dict[str, torch.Tensor]:

@@ -35,9 +35,12 @@ def test_folders_hold_what_was_trained(tmp_path):
     config = {"model_name": None, "seed_everything": 1, **settings}
     (tmp_path / "backbone").mkdir()
     task.crowd.backbone.save_source(tmp_path / "backbone")
-    convert(final, tmp_path / "run" / "a.ckpt", tmp_path / "backbone")
-    options = load_checkpoint(tmp_path / "run" / "a.ckpt")["zoo"]["options"]
-    assert options == {"template": "<{prompt}>", "max_new_tokens": 24}
+    checkpoint = tmp_path / "run" / "a.ckpt"
+    for source in (final, tmp_path / "peft_final", tmp_path / "back"):  # the last is written in the first round
+        convert(source, checkpoint, tmp_path / "backbone")
+        assert load_checkpoint(checkpoint)["zoo"]["options"] == {"template": "<{prompt}>", "max_new_tokens": 24}
+        if not (tmp_path / "back").exists():
+            convert(checkpoint, tmp_path / "back")
     assert original.progress == {"epoch": 1, "global_step": 6, "config": config, "completed": True}
     assert original.backbone["sha256"] == task.crowd.backbone.fingerprint()
     peft = read_peft(tmp_path / "peft_final")

@@ -31,6 +31,15 @@ def test_budget_holds_and_every_epoch_has_as_many_batches():
     )
 
 
+@pytest.mark.parametrize("options", [{"token_budget": 4000}, {"batch_size": 6, "agents": 2, "agent_data": "shuffled"}])
+def test_every_text_is_seen_in_some_epoch(options):
+    batches = TextBatches(LENGTHS, world=4, **options)
+    counts = [sum(map(len, epoch(batches, number))) for number in range(20)]
+    ranks = [TextBatches(LENGTHS, world=4, rank=rank, **options) for rank in range(4)]
+    seen = {index for number in range(20) for rank in ranks for batch in epoch(rank, number) for index in batch}
+    assert len(set(counts)) == 1 and len(seen) == 500
+
+
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_two_ranks_see_what_one_sees(drop_last):
     one = epoch(TextBatches(LENGTHS, batch_size=6, drop_last=drop_last))

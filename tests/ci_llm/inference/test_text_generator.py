@@ -53,11 +53,11 @@ def test_file_of_prompts(tmp_path):
 
 
 def test_a_prompt_called_text_stays(tmp_path):
-    (tmp_path / "in.jsonl").write_text('{"text": "2 + 3", "id": 1}\n')
+    (tmp_path / "in.jsonl").write_text('{"text": "2 + 3", "id": "\\ud83d"}\n')  # half a character
     made = text_generator(prompt_field="text")
     made.process_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     (answer,) = made(["2 + 3"])
-    assert json.loads((tmp_path / "out.jsonl").read_text()) == {"text": "2 + 3", "id": 1, "answer": answer}
+    assert json.loads((tmp_path / "out.jsonl").read_text()) == {"text": "2 + 3", "id": "\ud83d", "answer": answer}
 
 
 def test_likelihoods_are_those_of_the_generated_tokens(tmp_path):

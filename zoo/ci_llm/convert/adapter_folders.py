@@ -132,7 +132,7 @@ class AdapterFolders(L.Callback):
         if not adapters.rslora:
             write_original(folder / name, adapters)
         if self.peft:
-            write_peft(folder / peft_name, replace(adapters, progress={}, tokenizer=None))
+            write_peft(folder / peft_name, replace(adapters, tokenizer=None))
         log.info("adapters of %d agents: %s", crowd.agents.count, folder / (peft_name if adapters.rslora else name))
 
     def _delete_outdated(self, trainer: L.Trainer) -> None:

@@ -133,6 +133,10 @@ def _recipe_options(progress: Mapping[str, Any]) -> dict[str, Any]:
         options = options.get(key) or {}
         if not isinstance(options, Mapping):
             return {}
+    return _select_options(options)
+
+
+def _select_options(options: Mapping[str, Any]) -> dict[str, Any]:
     kinds = {"template": str, "prompt_field": str, "max_new_tokens": int}
     return {key: options[key] for key, kind in kinds.items() if type(options.get(key)) is kind}
 
@@ -166,7 +170,10 @@ def read_checkpoint(source: Path, backbone: Path | str | None) -> tuple[Adapters
         frozen_files.verify_frozen_weights({path: base}, {path: records[path]}, str(source))
     original = specs.get("original_config") or {}
     form = {key: str(arguments.get(key, value)) for key, value in (("dtype", "float32"), ("quantization", "none"))}
-    progress = original.get("progress") or {"epoch": checkpoint.get("epoch", 0), "global_step": 0, "config": {}}
+    progress = original.get("progress") or {
+        "epoch": checkpoint.get("epoch", 0),
+        "config": {"model": {"init_args": _select_options(specs.get("options", {}))}},
+    }
     tokenizer = None
     if "tokenizer" in components:
         tokenizer = build_component({**specs, "components": components}, "tokenizer")

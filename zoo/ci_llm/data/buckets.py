@@ -15,7 +15,7 @@ from zoo.training.resume import Key, ResumableBatchSampler, item_seed
 AgentData = Literal["shared", "shuffled"]
 
 GROWTH = 1.1  # longest over shortest text of a bucket
-ORDER, SHUFFLE, AGENTS = -1, -2, -3  # of the seeds; `ResumableBatchSampler` uses the first two as well
+ORDER, SHUFFLE, AGENTS, DROPPED = -1, -2, -3, -4  # of the seeds; `ResumableBatchSampler` uses the first two as well
 
 
 class TextBatches(ResumableBatchSampler):
@@ -31,8 +31,9 @@ class TextBatches(ResumableBatchSampler):
         token_budget: most tokens of a batch with its padding, of one rank and all agents together.
         agent_data: "shared": all agents see the same batches of B keys; "shuffled": one order for each, a batch has
             K * B keys, agent by agent.
-        drop_last: drop an incomplete last global batch; otherwise it is filled up to a multiple of `world` from its
-            beginning.
+        drop_last: leave out texts at random that would not fill a global batch, others in each epoch; with
+            `token_budget` the last batch may be smaller. Otherwise an incomplete one is filled up to a multiple of
+            `world` from its beginning.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class TextBatches(ResumableBatchSampler):
         self.agent_data = agent_data
         self._buckets = _find_buckets(self.lengths)
         self._batch_sizes: list[int] = []  # of global batches, by bucket
+        self._dropped = self.size % (batch_size * world) if batch_size and drop_last else 0
         for bucket in self._buckets:
             longest = int(self.lengths[bucket].max())
             texts = batch_size or int(token_budget or 0) // (longest * agents)
@@ -82,16 +84,21 @@ class TextBatches(ResumableBatchSampler):
         """The global batches of an agent in an epoch, shortest bucket first, before they are shuffled."""
         seed = self.seed if self.agent_data == "shared" else item_seed(self.seed, AGENTS, number)
         generator = torch.Generator().manual_seed(item_seed(seed, epoch, ORDER))
+        left_out = np.zeros(self.size, dtype=bool)  # the same for all agents, whose batches are of the same buckets
+        if self._dropped:
+            choice = torch.Generator().manual_seed(item_seed(self.seed, epoch, DROPPED))
+            left_out[torch.randperm(self.size, generator=choice)[: self._dropped].numpy()] = True
         remainder = np.empty(0, dtype=np.int64)
         batches: list[np.ndarray] = []
         for bucket, size in zip(self._buckets, self._batch_sizes, strict=True):
             permuted = bucket[torch.randperm(len(bucket), generator=generator).numpy()]
-            texts = np.concatenate([remainder, permuted])
+            texts = np.concatenate([remainder, permuted[~left_out[permuted]]])
             end = len(texts) // size * size
             batches += list(texts[:end].reshape(-1, size))
             remainder = texts[end:]
-        if not self.drop_last and len(remainder):
-            batches.append(np.resize(remainder, -(-len(remainder) // self.world) * self.world))
+        last = len(remainder) // self.world if self.drop_last else -(-len(remainder) // self.world)  # of each rank
+        if last:
+            batches.append(np.resize(remainder, last * self.world))
         return batches
 
     def use_longest_items(self) -> None:

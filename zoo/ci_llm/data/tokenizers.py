@@ -67,10 +67,11 @@ class Tokenizer(FrozenModule):
         return len(self.backend)
 
     def check_vocabulary(self, size: int) -> None:
-        """Refuse a model whose vocabulary of `size` tokens lacks some of these."""
-        if self.vocab_size > size:
+        """Refuse a model whose vocabulary of `size` tokens lacks some of these; added ones may be beyond it."""
+        used = max(self.backend.vocab_size, 1 + max(self.eos_id, self.pad_id, *self.prefix))
+        if used > size:
             raise ValueError(
-                f"the tokenizer has {self.vocab_size} tokens, the backbone's vocabulary {size}: set "
+                f"the tokenizer has {used} tokens, the backbone's vocabulary {size}: set "
                 "model.init_args.tokenizer to the backbone's own"
             )
 

@@ -73,7 +73,11 @@ def generate_all_answers(
     def generate(rule: Aggregator, samples: int = 1, sampling: Sampling | None = None) -> list[list[str]]:
         repeated = [prompt for prompt in prompts for _ in range(samples)]
         seeds = [item_seed(settings.seed, sample, number) for number in numbers for sample in range(samples)]
-        texts = generate_texts(crowd, tokenizer, repeated, rule, settings.max_new_tokens or 1, sampling, seeds)
+        texts = []
+        for first in range(0, len(repeated), len(prompts)):  # no more in memory than without samples
+            part = slice(first, first + len(prompts))
+            new_tokens = settings.max_new_tokens or 1
+            texts += generate_texts(crowd, tokenizer, repeated[part], rule, new_tokens, sampling, seeds[part])
         by_question = (texts[first : first + samples] for first in range(0, len(texts), samples))
         return [[text for by_agent in zip(*each, strict=True) for text in by_agent] for each in by_question]
 

@@ -25,7 +25,7 @@ from zoo.ci_llm.data.tokens import PROMPT, TokenTable, tokenise
 from zoo.ci_llm.evaluation.answering import AnswerSettings, Row, generate_all_answers, gold_answer, grade
 from zoo.ci_llm.evaluation.report import compute_accuracies, print_report, write_evaluation
 from zoo.ci_llm.evaluation.scoring import fit_weights, fitting_examples, make_batch, score, token_rules
-from zoo.ci_llm.evaluation.trained import TrainedCrowd, load_crowd, read_questions
+from zoo.ci_llm.evaluation.trained import TrainedCrowd, data_arguments, load_crowd, read_questions
 from zoo.ci_llm.inference.generate import length_error
 from zoo.ci_llm.losses.metrics import reliability_bins, summarise_scores
 from zoo.common.atomic_files import write_atomic
@@ -35,7 +35,6 @@ from zoo.common.journal import begin_output, pending_items
 from zoo.common.locks import delete_held_lock, writes_into
 from zoo.common.registry import public_name
 from zoo.common.tensors import state_digest
-from zoo.runs.run_folder import has_config_file
 from zoo.training.resume import item_seed
 
 log = logging.getLogger(__name__)
@@ -173,18 +172,21 @@ def evaluate(
     trained, data, limit = load_crowd(run, local_device(device))
     if (prompt_field or answer_field) and questions is None and validation is None:
         raise ValueError("--prompt_field and --answer_field name the fields of --questions, which is not given")
-    if not has_config_file(run):
+    if data_arguments(run) is None:
         if questions is None:
-            raise ValueError(f"{run} has no config.yaml, which names the data of a run: give --questions")
-        log.warning("%s has no config.yaml: answers are scored as %r", run, data.text_format.answer_template)
+            raise ValueError(f"{run} has no config.yaml that names data of zoo.ci_llm.TextData: give --questions")
+        form = data.text_format.answer_template
+        log.warning("%s has no config.yaml that names its texts: answers are scored as %r", run, form)
     fields = (prompt_field or data.text_format.prompt_field, answer_field or data.text_format.answer_field)
     if questions is None:
-        examples = data.examples(split)
+        examples = data.validation_examples() if split == "val" else data.examples(split)
         held_out = None if split == "val" else data.validation_examples()  # nothing is fitted on what is scored
     else:
         examples, held_out = read_questions(Path(questions), split, fields), None
     if validation is not None:
         held_out = read_questions(Path(validation), "val", fields)
+    if held_out is None and trained.crowd.count > 1:
+        log.warning("without a validation set no weights are fitted, and self-consistency samples agent 0")
     settings = replace(answers, max_new_tokens=answers.max_new_tokens or limit)
     return evaluate_crowd(
         trained, examples[:max_items], held_out, output, settings, batch_size, rank, world_size, progress

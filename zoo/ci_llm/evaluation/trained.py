@@ -17,9 +17,11 @@ from zoo.ci_llm.inference.text_generator import TextGenerator
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.common.build import build
 from zoo.common.configs import load_run_config
-from zoo.common.registry import constructor_annotations
+from zoo.common.registry import constructor_annotations, public_name
 from zoo.runs.load import load
 from zoo.runs.run_folder import find_config, has_config_file
+
+TEXT_DATA = public_name(TextData)
 
 
 @dataclass(frozen=True)
@@ -46,17 +48,23 @@ def load_crowd(run: Path, device: str | torch.device = "cpu") -> tuple[TrainedCr
     crowd, tokenizer = generator.crowd, generator.tokenizer
     if not all(bool(weight.isfinite().all()) for weight in crowd.agents.parameters()):
         raise ValueError(f"{run}: its weights are not finite: the training diverged; use an earlier checkpoint")
-    text_format, arguments = generator.text_format, {}
-    if has_config_file(Path(run)):
-        config = load_run_config(find_config(Path(run)), from_run=True)
-        arguments = dict((config.get("data") or {}).get("init_args") or {})
+    text_format, arguments = generator.text_format, data_arguments(Path(run))
+    if arguments is not None:
         text_format = TextFormat(**arguments.pop("text_format", {}))
         arguments.pop("tokenizer", None)
     annotations = constructor_annotations(TextData)
-    options = {key: build(value, annotations.get(key, Any)) for key, value in arguments.items()}
+    options = {key: build(value, annotations.get(key, Any)) for key, value in (arguments or {}).items()}
     data = TextData(tokenizer, text_format=text_format, **options)
     trained = TrainedCrowd(crowd, tokenizer, data.text_format, str(run), generator.aggregator)
     return trained, data, generator.max_new_tokens
+
+
+def data_arguments(run: Path) -> dict[str, Any] | None:
+    """Read the arguments of a run's TextData; None where it has no config, or data of another class."""
+    data = load_run_config(find_config(run), from_run=True).get("data") or {} if has_config_file(run) else None
+    if data is None or data.get("class_path", TEXT_DATA) != TEXT_DATA:
+        return None
+    return dict(data.get("init_args") or {})
 
 
 def read_questions(path: Path, split: Split, fields: tuple[str, str]) -> list[Example]:

@@ -162,7 +162,8 @@ class TextGenerator(Inference):
         answers = iter(self.generate_answers(prompts, places))
         rows = [{**row, name: next(answers).strip()} if name else row for row, name in zip(rows, names, strict=True)]
         lines = [json.dumps(row, ensure_ascii=False) for row in rows]
-        write_atomic(target, lambda file: file.write("".join(f"{line}\n" for line in lines).encode()))
+        content = "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace")
+        write_atomic(target, lambda file: file.write(content))
         facts: dict[str, Any] = {"prompts": len(rows), "failed": len(errors)}
         facts["characters"] = sum(len(row[name]) for row, name in zip(rows, names, strict=True) if name)
         return facts | ({"first_error": errors[0]} if errors else {})
