@@ -11,6 +11,7 @@ from tests.compressed_ad.envs.scripted import PACKAGE  # noqa: F401 - registers 
 from tests.compressed_ad.parts import DIM, policy
 from zoo.compressed_ad import (
     Agent,
+    CategoricalHead,
     Darkroom,
     DistillationTask,
     EpsilonCurriculum,
@@ -25,6 +26,7 @@ from zoo.compressed_ad.collecting.q_learning import QLearning
 from zoo.compressed_ad.data.curriculum import Curriculum
 from zoo.compressed_ad.data.windows import DemonstratedSource, HistoryWindows, WindowOptions
 from zoo.compressed_ad.envs.base import Env
+from zoo.compressed_ad.nets.embedding import check_rewards
 from zoo.compressed_ad.rollout import rollout
 
 ENV = Darkroom(3, 4)
@@ -76,6 +78,8 @@ def task(grid: int = 3, **how: Any) -> None:
         (lambda _: task(grid=5), "the policy's observation is"),
         (lambda _: task(decoder=FieldDecoder(DIM, 4, heads=2)), "the policy's observation is"),
         (lambda _: policy(decoder=FieldDecoder(32, heads=2)), "FieldDecoder has 32"),
+        (lambda _: CategoricalHead(DIM, 7).check(Darkroom()), "the policy's action is"),
+        (lambda _: check_rewards(PointMass()), "a table has 0 and 1 alone"),
         (lambda _: rollout(policy(), Darkroom(5, 4), torch.tensor([[0, 1]]), [2**64], 1), "seed"),
         (lambda _: Agent(policy(), Darkroom(5, 4))([[0.5, 1.0]], [0], 1), "integers"),
     ],

@@ -11,7 +11,7 @@ from rich.progress import track
 from torch import Tensor
 
 from zoo.common.checks import check_at_least, check_within
-from zoo.common.tensors import SPLITMIX_INCREMENT, sample_uniforms
+from zoo.common.tensors import SPLITMIX_INCREMENT, sample_uniforms, widest_float
 from zoo.compressed_ad.envs.base import BatchedEnvs, Env
 from zoo.compressed_ad.envs.grids import MOVES, BatchedGrids
 from zoo.compressed_ad.nets.heads import sample_categorical
@@ -105,7 +105,7 @@ class ContextPlayer:
         states = self.envs.states
         logits = self.policy.act(self.state, states)  # also where it is not used: it fills the cache
         if avoid_goals:
-            actions = sample_categorical(goalless_actions(self.envs).double(), self._next_uniforms()[0])
+            actions = sample_categorical(goalless_actions(self.envs), self._next_uniforms()[0])
         elif self.greedy:
             actions = self.policy.head.most_likely(logits)
         else:
@@ -133,7 +133,8 @@ class ContextPlayer:
         index, width = self.time % RANDOM_STEPS, self.policy.head.numbers
         if index == 0 or not self._uniforms:
             shifted = self._seeds + np.array((self.time - index) * width, dtype=np.uint64) * SPLITMIX_INCREMENT
-            uniforms = sample_uniforms(shifted.tolist(), RANDOM_STEPS * width).to(self.device)
+            uniforms = sample_uniforms(shifted.tolist(), RANDOM_STEPS * width)
+            uniforms = uniforms.to(self.device, widest_float(self.device))
             self._uniforms = list(uniforms.unflatten(0, (RANDOM_STEPS, width)))
         return self._uniforms[index]
 

@@ -23,7 +23,7 @@ from zoo.compressed_ad.rollout import ValidationRollout, rollout
 from zoo.training.freezing import freeze
 from zoo.training.optimizers import LrScaling
 from zoo.training.resume import item_seed
-from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask
+from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask, compile_module
 
 log = logging.getLogger(__name__)
 
@@ -290,6 +290,12 @@ class PretrainTask(PolicyTask):
         evaluation = getattr(getattr(self.trainer, "datamodule", None), "evaluation", None)
         if evaluation is not None and evaluation.seeds:
             raise ValueError("pre-training does not act: set data.init_args.evaluation.seeds to 0")
+
+    def on_fit_start(self) -> None:
+        """Compile what trains, when asked to: the policy as a whole is not called."""
+        for module in (self.policy.compressor, self.policy.decoder):
+            if self.compile_modules and module is not None:
+                compile_module(module)
 
     def reconstructed_lengths(self, length: int) -> list[int]:
         """Return all transitions so far for a `FieldDecoder`, the new ones for a plain decoder."""

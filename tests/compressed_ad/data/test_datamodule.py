@@ -10,7 +10,7 @@ import torch
 
 from zoo.compressed_ad import DarkKeyToDoor, Darkroom, EpsilonCurriculum, HistoryData, PointMass
 from zoo.compressed_ad.collecting.collect import EpsilonAlgorithm, collect
-from zoo.compressed_ad.data.curriculum import Curriculum
+from zoo.compressed_ad.data.curriculum import Curriculum, CurriculumBatches
 from zoo.compressed_ad.data.datamodule import StoreOptions
 from zoo.compressed_ad.data.history import HistoryStore
 from zoo.compressed_ad.data.windows import WindowOptions
@@ -63,12 +63,14 @@ def test_a_resume_notices_histories_that_were_collected_anew(tmp_path: Path) -> 
 
 
 def test_two_ranks_see_what_one_sees_with_the_double_batch() -> None:
-    def batches(batch_size: int, rank: int, world: int) -> list[dict[str, Any]]:
+    def make(batch_size: int, rank: int, world: int, step: int = 0) -> HistoryData:
         data = build(curriculum=CURRICULUM, windows=RANDOM, epoch_items=48, batch_size=batch_size)
-        data.trainer = SimpleNamespace(
-            global_rank=rank, world_size=world, accumulate_grad_batches=1, limit_train_batches=1.0
-        )
-        return list(data.train_dataloader())
+        place = {"global_rank": rank, "world_size": world, "global_step": step}
+        data.trainer = SimpleNamespace(**place, accumulate_grad_batches=1, limit_train_batches=1.0)
+        return data
+
+    def batches(batch_size: int, rank: int, world: int) -> list[dict[str, Any]]:
+        return list(make(batch_size, rank, world).train_dataloader())
 
     for first, second, both in zip(batches(4, 0, 2), batches(4, 1, 2), batches(8, 0, 1), strict=True):
         for field in range(5):
@@ -76,6 +78,10 @@ def test_two_ranks_see_what_one_sees_with_the_double_batch() -> None:
             assert torch.equal(halves, both["steps"][field])
     lengths = [batch["steps"].length for batch in batches(8, 0, 1)]
     assert max(lengths[:2]) <= 7 and max(lengths) > 8
+    resumed = make(4, 0, 4, step=12)  # of a run whose epochs had more optimizer steps
+    resumed.load_state_dict({"epoch": 1, "batch": 0})
+    sampler = resumed.train_batches(0, 4)
+    assert isinstance(sampler, CurriculumBatches) and sampler.optimizer_step(1, 2) == 14
 
 
 def test_statistics_are_those_of_training_histories(tmp_path: Path) -> None:

@@ -118,6 +118,7 @@ class CurriculumBatches(ResumableBatchSampler):
         super().__init__(size, batch_size, seed, rank, world, drop_last=drop_last)
         self.curriculum = curriculum
         self.available = available
+        self.trained_before = 0  # optimizer steps that the position in the data does not show
         self.count_steps(1.0, 1)
 
     def count_steps(self, limit: int | float, accumulated: int) -> None:
@@ -125,9 +126,14 @@ class CurriculumBatches(ResumableBatchSampler):
         self.batches = min(limit, len(self)) if isinstance(limit, int) else int(limit * len(self))
         self.accumulated = accumulated
 
+    def optimizer_step(self, epoch: int, number: int) -> int:
+        """Return the optimizer step of a batch."""
+        in_epochs = epoch * -(-self.batches // self.accumulated)
+        return self.trained_before + in_epochs + number // self.accumulated
+
     def steps(self, epoch: int, number: int) -> int:
         """Steps of the items of a batch."""
-        step = epoch * -(-self.batches // self.accumulated) + number // self.accumulated
+        step = self.optimizer_step(epoch, number)
         seed = item_seed(item_seed(self.seed, epoch, LENGTHS), 0, number)
         return self.curriculum.steps(step, seed, self.available)
 

@@ -150,12 +150,13 @@ class SeededVectorEnv:
         expected = (len(self.tasks), *(space.shape or ()))
         if tuple(actions.shape) != expected:
             raise ValueError(f"{len(self.tasks)} environments take actions {expected}, found {tuple(actions.shape)}")
-        values: Any = self.vector.step(actions.to(tensor_dtype(space)).cpu().numpy())[:4]
+        values: Any = list(self.vector.step(actions.to(tensor_dtype(space)).cpu().numpy())[:4])
         device = self.tasks.device
+        values[1] = values[1].astype(np.float32)  # some devices have no float64
         states, rewards, terminated, truncated = (torch.from_numpy(each).to(device) for each in values)
         ended = values[2] | values[3]
         self.states = self._reset(ended) if ended.any() else states
-        return Transition(states, rewards.float(), terminated, truncated)
+        return Transition(states, rewards, terminated, truncated)
 
     def optimal_actions(self) -> Tensor:
         """Refuse: they are unknown."""

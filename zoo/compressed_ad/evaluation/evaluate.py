@@ -284,7 +284,8 @@ def _join_chunks(
         **source,
         **{key: settings[key] for key in ("env", "seeds", "episodes", "greedy", "weights")},
         "policy": agent.policy.describe(),
-        "compressions_per_episode": len(parts[0]["compressions"]) / episodes,
+        # where episodes end at other steps, the agents that act together have no common number
+        "compressions_per_episode": len(parts[0]["compressions"]) / episodes if env.schema.fixed else None,
         "baselines": {
             "random": float(random.mean()),
             "oracle": replace_non_finite(float(oracle.mean())),

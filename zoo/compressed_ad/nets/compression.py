@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from zoo.common.checks import check_at_least
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.spaces import Box, Discrete
-from zoo.compressed_ad.nets.embedding import REWARDS, check_space
+from zoo.compressed_ad.nets.embedding import REWARDS, check_rewards, check_space
 from zoo.compressed_ad.nets.steps import Steps
 
 STD = 0.02
@@ -260,7 +260,8 @@ class FieldDecoder(ReconstructionDecoder):
         self.fields = nn.Linear(dim, sum(self.sizes))
 
     def check(self, env: Env) -> None:
-        """Refuse an environment of other spaces."""
+        """Refuse an environment of other spaces, or of other rewards than 0 and 1."""
+        check_rewards(env)
         check_space("observation", Box(0, self.grid_size - 1, (2,), np.int64), env.schema.observation, env)
         check_space("action", Discrete(self.num_actions), env.schema.action, env)
 

@@ -25,6 +25,16 @@ def check_space(name: str, expected: Space, found: Space, env: Env) -> None:
         raise ValueError(f"the policy's {name} is {expected_text}, that of {env.name} is {found_text}")
 
 
+def check_rewards(env: Env) -> None:
+    """Refuse an environment whose rewards may be others than 0 and 1."""
+    low, high = env.schema.reward
+    if low < 0 or high > REWARDS - 1:
+        raise ValueError(
+            f"rewards of {env.name} may lie between {low:g} and {high:g}, a table has 0 and 1 alone: take "
+            "LinearEmbedding or SpaceEmbedding, and no FieldDecoder; or give GymnasiumEnv its reward: [0, 1]"
+        )
+
+
 class StepEmbedding(nn.Module, ABC):
     """Turns transitions and query states into tokens of width `dim`.
 
@@ -118,6 +128,11 @@ class FactoredEmbedding(GridEmbedding):
         self.query = nn.EmbeddingBag(2 * grid_size, dim, mode="sum")
         for table in (self.context, self.query):
             nn.init.normal_(table.weight, std=0.3)
+
+    def check(self, env: Env) -> None:
+        """Refuse an environment of other spaces, or of other rewards than 0 and 1."""
+        super().check(env)
+        check_rewards(env)
 
     def transitions(self, steps: Steps) -> Tensor:
         """Tokens (B, L, dim) of transitions."""

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.common.checks import check_at_least
+from zoo.common.tensors import widest_float
 from zoo.compressed_ad.envs.base import Env
-from zoo.compressed_ad.envs.spaces import Box, describe_space, size
+from zoo.compressed_ad.envs.spaces import Box, Discrete, describe_space, size
 from zoo.compressed_ad.nets.embedding import check_space
 from zoo.compressed_ad.nets.steps import Statistics
 
@@ -48,7 +49,7 @@ class ActionHead(nn.Linear):
 
     @abstractmethod
     def sample(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
-        """Actions (B, *action) by parameters (B, P) and random numbers (numbers, B), float64, in (0, 1)."""
+        """Actions (B, *action) by parameters (B, P) and random numbers (numbers, B) in (0, 1), see `widest_float`."""
 
     @abstractmethod
     def most_likely(self, parameters: Tensor) -> Tensor:
@@ -78,13 +79,17 @@ class CategoricalHead(ActionHead):
     def __init__(self, dim: int, num_actions: int) -> None:
         super().__init__(dim, num_actions)
 
+    def check(self, env: Env) -> None:
+        """Refuse an environment of another number of actions."""
+        check_space("action", Discrete(self.out_features), env.schema.action, env)
+
     def losses(self, parameters: Tensor, actions: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """Cross-entropy (B, L), in nats."""
         return cross_entropy(parameters, actions, label_smoothing)
 
     def sample(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
         """Actions (B,) by the inverse of the distribution function."""
-        return sample_categorical(parameters.double().softmax(1), uniforms[0])
+        return sample_categorical(parameters.to(uniforms.dtype).softmax(1), uniforms[0])
 
     def most_likely(self, parameters: Tensor) -> Tensor:
         """The likeliest (...), int64."""
@@ -96,7 +101,7 @@ class CategoricalHead(ActionHead):
 
 
 def sample_categorical(weights: Tensor, numbers: Tensor) -> Tensor:
-    """Sample (B,) by weights (B, N) float64 and random numbers (B,) in (0, 1); none of weight 0."""
+    """Sample (B,) by weights (B, N) and random numbers (B,) in (0, 1); none of weight 0."""
     sums = weights.cumsum(1)
     return (sums[:, :-1] <= (numbers[:, None] * sums[:, -1:])).sum(1)
 
@@ -167,7 +172,7 @@ class BinsHead(ActionHead):
 
     def sample(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
         """Sample a bin and a number inside it, for each number of an action."""
-        logits = self._logits(parameters).double()  # (B, A, bins)
+        logits = self._logits(parameters).to(uniforms.dtype)  # (B, A, bins)
         count = size(self.space)
         shares = logits.softmax(-1).flatten(0, 1)
         bins = sample_categorical(shares, uniforms[:count].T.flatten()).view(logits.shape[:-1])
@@ -176,7 +181,7 @@ class BinsHead(ActionHead):
     def most_likely(self, parameters: Tensor) -> Tensor:
         """Centres of the likeliest bins."""
         bins = self._logits(parameters).argmax(-1)
-        return self._actions(bins, torch.full_like(bins, 0.5, dtype=torch.float64))
+        return self._actions(bins, torch.full_like(bins, 0.5, dtype=widest_float(bins.device)))
 
     def errors(self, parameters: Tensor, actions: Tensor) -> Tensor:
         """Mean distance (B, L) of the likeliest action, over the numbers of an action."""
@@ -193,6 +198,6 @@ class BinsHead(ActionHead):
     def _actions(self, bins: Tensor, shares: Tensor) -> Tensor:
         """Actions (..., *action) at a share of bins (..., A)."""
         edges = self.edges.expand(*bins.shape, -1)
-        low, high = (edges.gather(-1, (bins + step)[..., None])[..., 0].double() for step in (0, 1))
+        low, high = (edges.gather(-1, (bins + step)[..., None])[..., 0].to(shares.dtype) for step in (0, 1))
         values = (low + shares * (high - low)).float()
         return values.maximum(self.low).minimum(self.high).reshape(*bins.shape[:-1], *self.space.shape)
