@@ -21,7 +21,7 @@ def mean_flow_target(
     """Return the target of an average velocity, from its derivative along the path, and its value; without gradients.
 
     u(x, t, r) = v + (r - t) du/dt, where du/dt keeps r: the directional derivative along (v, 1, 0).
-    The fused kernels of attention have no forward derivative, so the plain one is used.
+    The fused kernels of attention have no forward derivative, so the plain one is used; nor has compiled code.
 
     Args:
         span: r - t (B,).
@@ -30,7 +30,8 @@ def mean_flow_target(
     Source: Geng et al., "Mean Flows for One-step Generative Modeling" (2025), equation 6, in our direction of time.
     """
     tangents = (velocity, torch.ones_like(t), -torch.ones_like(span))
-    with torch.no_grad(), torch.autocast(x.device.type, enabled=False), sdpa_kernel(SDPBackend.MATH):
+    eager = torch.compiler.set_stance("force_eager")
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False), sdpa_kernel(SDPBackend.MATH), eager:
         value, derivative, *_ = torch.func.jvp(average, (x, t, span), tangents)
         return velocity + span.reshape(-1, *(1,) * (x.dim() - 1)) * derivative, value
 

@@ -54,19 +54,21 @@ class MappedArrays:
         self._row_type = row
         if missing := [path.name for path in self.paths if not path.is_file()]:
             raise FileNotFoundError(f"{stem}: {len(missing)} array files are missing, the first {missing[0]}")
+        self._written = [path.stat().st_mtime_ns for path in self.paths]  # a folder may be written anew
 
     def row(self, index: int) -> np.ndarray:
         """Return one row (...)."""
         number, position = divmod(index, self.file_rows)
-        return _map_array(self.paths[number], self._row_type)[position]
+        return _map_array(self.paths[number], self._written[number], self._row_type)[position]
 
     def arrays(self) -> Iterator[np.ndarray]:
         """Yield the rows (n, ...) of each file."""
-        return (_map_array(path, self._row_type) for path in self.paths)
+        files = zip(self.paths, self._written, strict=True)
+        return (_map_array(path, written, self._row_type) for path, written in files)
 
 
 @lru_cache(64)  # open files of a process
-def _map_array(path: Path, row_type: np.dtype[Any] | None) -> np.ndarray:
+def _map_array(path: Path, written: int, row_type: np.dtype[Any] | None) -> np.ndarray:
     try:
         rows = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError) as error:

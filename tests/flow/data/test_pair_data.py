@@ -28,6 +28,16 @@ def test_seeds_of_the_task_change_with_the_epoch_and_the_pair_stays(tmp_path: Pa
     assert (data.classes, [data.train_set[i]["label"] for i in range(4)]) == (["1", "2", "3"], [1, 2, 3, 1])
 
 
+def test_pairs_written_anew_in_the_same_folder_are_read(tmp_path: Path) -> None:
+    write_pairs(tmp_path, (2,))
+    before = pairs(tmp_path).train_set[0, 0]["x1"].clone()
+    rows = np.load(tmp_path / "pairs-00000.npy")
+    rows["x1"] += 1
+    (tmp_path / "pairs-00000.npy").unlink()
+    np.save(tmp_path / "pairs-00000.npy", rows)
+    assert torch.allclose(pairs(tmp_path).train_set[0, 0]["x1"], before + 1)
+
+
 def test_a_resume_notices_other_pairs(tmp_path: Path) -> None:
     made = [{"seed": 1, "run": "a"}, {"seed": 1, "run": "moved"}, {"seed": 2, "run": "a"}]
     first, same, other = (pairs(write_pairs(tmp_path, (2,), **each)).file_facts for each in made)

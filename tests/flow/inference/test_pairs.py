@@ -27,10 +27,11 @@ def content(folder: Path) -> np.ndarray:
 
 def test_replaying_the_noise_gives_the_sample(tmp_path: Path) -> None:
     sampler = teacher(guidance=Guidance(2.0))
-    sampler.classes = ["cat", "dog", "wild"]
+    sampler.classes, sampler.resize, sampler.background = ["cat", "dog", "wild"], "crop", (0, 0, 9)
     assert make(tmp_path / "pairs", sampler, labels=[1, 2]) == {"made": 10, "skipped": 0}
     data = PairData(str(tmp_path / "pairs"), batch_size=4, val_share=0.5)
     data.setup("fit")
+    assert (data.framing.resize, data.framing.background) == ("crop", (0, 0, 9))
     assert data.classes == sampler.classes and set(content(tmp_path / "pairs")["label"]) == {1, 2}
     for number in range(5):
         for part in (data.train_set, data.val_set):

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from zoo.flow import ConditionalOT, Cosine, Guidance, NestedGuidance, VelocityNet
+from zoo.flow import ConditionalOT, Cosine, Guidance, NestedGuidance, Solver, VelocityNet
 from zoo.flow.process.conditions import ConditionBatch
 from zoo.flow.process.guidance import velocity_field
 
@@ -18,6 +18,26 @@ class Table(VelocityNet):
         label = torch.full((len(x),), -1) if label is None else label
         value = torch.where(label > 0, 10.0 * label, torch.where(label == 0, 0.5, 0.25))
         return value[:, None].expand_as(x)
+
+
+class Normal(VelocityNet):
+    """The exact prediction for standard normal data on straight paths."""
+
+    def __init__(self, prediction: str) -> None:
+        super().__init__()
+        self.sample_shape, self.num_classes, self.prediction = (1,), 0, prediction
+
+    def forward(self, x, t, label=None):
+        alpha, sigma = t, 1 - t
+        share = {"velocity": alpha - sigma, "x1": alpha, "noise": sigma}[self.prediction]
+        return share / (alpha**2 + sigma**2) * x
+
+
+@pytest.mark.parametrize("prediction", ["velocity", "x1", "noise"])
+def test_every_prediction_ends_at_the_data(prediction):
+    field = velocity_field(Normal(prediction), ConditionalOT(0.0), prediction=prediction)
+    x = torch.ones(1, 1, dtype=torch.float64)
+    assert Solver("rk4", 200).solve(field, x).x.item() == pytest.approx(1, abs=1e-3)
 
 
 LABEL = torch.tensor([1, 2])

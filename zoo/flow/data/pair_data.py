@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from zoo.training.array_files import MappedArrays
 from zoo.training.resume import Key, item_seed
 
 META_NAME, STEM = "meta.json", "pairs"
+FRAMING = ("resize", "background")  # how the teacher's images were read, which its students' results say too
 NEEDED_KEYS = ("count", "shard_size", "sample_shape", "num_classes", "classes")
 CHECKED_VALUES = 4
 """First values of each noise that a shard keeps, to notice a torch that draws another noise from the seed."""
@@ -115,6 +117,7 @@ class PairData(FlowData):
 
     Attributes:
         classes: names in the order of the labels; numbers where the teacher's are not known.
+        framing: `resize` and `background` of the teacher's images, null where it has none; known after setup.
         sample_shape: of one sample; known after setup, as the classes are.
 
     Raises:
@@ -149,7 +152,10 @@ class PairData(FlowData):
         read, latents = PairShards(self.root, metadata), getattr(task, "latents", None)
         self.train_set = Pairs(read, range(first), self.seed, latents)
         self.val_set = Pairs(read, range(first, count), self.seed, latents)
-        self.file_facts = ({key: value for key, value in metadata.items() if key != "run"},)  # which may have moved
+        resize, background = (metadata.get(name) for name in FRAMING)
+        self.framing = SimpleNamespace(resize=resize, background=background and tuple(background))
+        # the run may have moved, and older pairs do not tell how images are read
+        self.file_facts = ({key: value for key, value in metadata.items() if key not in ("run", *FRAMING)},)
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation (C,) of the training pairs' latents, float64."""

@@ -12,7 +12,7 @@ from zoo.common.checks import check_at_least, check_within
 from zoo.common.environment import process_rank
 from zoo.common.journal import begin_output
 from zoo.common.locks import writes_into
-from zoo.flow.data.pair_data import CHECKED_VALUES, META_NAME, STEM, row_type
+from zoo.flow.data.pair_data import CHECKED_VALUES, FRAMING, META_NAME, STEM, row_type
 from zoo.flow.inference.requests import GenerationRequest, check_label_conditions, load_sampler, sampler_settings
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.process.guidance import Guidance
@@ -20,7 +20,8 @@ from zoo.flow.process.sampling import PAIRS
 from zoo.flow.process.solvers import Solver
 from zoo.training.array_files import write_array_files
 
-NOT_COMPARED = ("run",)  # a matter of where it lies; the teacher's weights are compared by their hash
+# A matter of where the teacher lies, whose weights are compared by their hash, and how it read its images.
+NOT_COMPARED = ("run", *FRAMING)
 
 
 def make_pairs(
@@ -74,6 +75,7 @@ def _settings(sampler: Sampler, request: GenerationRequest) -> dict[str, Any]:
     settings = sampler_settings(sampler) | {"num_classes": net.num_classes, "sample_shape": net.sample_shape}
     if sampler.latents is not None:
         settings["autoencoder"] = sampler.latents.autoencoder.fingerprint()
+    settings |= {name: getattr(sampler, name) for name in FRAMING}
     labels = sampler.label_numbers(request.labels)
     return settings | {"count": request.count, "labels": labels, "classes": sampler.classes, "seed": request.seed}
 

@@ -56,19 +56,17 @@ class TimeEmbedding(nn.Module):
             uses their whole range.
     """
 
-    frequencies: Tensor
-
     def __init__(self, dim: int, scale: float = 1000.0) -> None:
         super().__init__()
         self.scale = scale
-        steps = torch.arange(FREQUENCIES, dtype=torch.float32)
-        self.register_buffer("frequencies", torch.exp(-math.log(MAX_PERIOD) * steps / FREQUENCIES), persistent=False)
         self.mlp = nn.Sequential(nn.Linear(2 * FREQUENCIES, dim), nn.SiLU(), nn.Linear(dim, dim))
 
     def forward(self, t: Tensor) -> Tensor:
         """Embed times (B,) as (B, dim)."""
         # float32 whatever the net computes in: bfloat16 times would collapse into 256 steps
-        angles = (self.scale * t.float())[:, None] * self.frequencies.float()  # (B, FREQUENCIES)
+        steps = torch.arange(FREQUENCIES, dtype=torch.float32, device=t.device)
+        frequencies = torch.exp(-math.log(MAX_PERIOD) * steps / FREQUENCIES)
+        angles = (self.scale * t.float())[:, None] * frequencies  # (B, FREQUENCIES)
         waves = torch.cat([angles.cos(), angles.sin()], dim=1)
         return self.mlp(waves.to(next(self.mlp.parameters()).dtype))
 

@@ -137,6 +137,7 @@ def velocity_field(
 
     def field(t: float, x: Tensor) -> Tensor:
         rows = None if label is None else label.expand(len(x))
+        t = path.informative_time(t, prediction)
         if guidance is not None:
             output = guidance.predict(net, t, x, rows, conditions)
         elif conditions is not None:

@@ -40,6 +40,10 @@ class AffinePath(ABC):
         _, _, d_alpha, d_sigma = self._at(t, x1)
         return d_alpha * x1 + d_sigma * x0
 
+    def informative_time(self, t: float, prediction: Prediction) -> float:
+        """The nearest time at which a prediction determines the velocity: data not at 1, noise not at 0."""
+        return {"velocity": t, "x1": min(t, 1 - TIME_MARGIN), "noise": max(t, TIME_MARGIN)}[prediction]
+
     def to_velocity(self, output: Tensor, x: Tensor, t: Tensor, prediction: Prediction) -> Tensor:
         """The velocity dx_t/dt that a prediction (B, ...) at x (B, ...) and times (B,) implies.
 
