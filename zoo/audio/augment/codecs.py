@@ -172,7 +172,10 @@ def _run_ffmpeg(line: np.ndarray, rate: int, codec: str, setting: float | None) 
 
 
 def _run(command: list[str], data: bytes) -> bytes:
-    done = subprocess.run(command, input=data, capture_output=True, timeout=_FFMPEG_SECONDS, check=False)
+    try:
+        done = subprocess.run(command, input=data, capture_output=True, timeout=_FFMPEG_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise OSError(f"{' '.join(command)} gave no result in {_FFMPEG_SECONDS} s") from error
     if done.returncode != 0:
         raise OSError(f"{' '.join(command)} failed: {done.stderr.decode(errors='replace').strip()[-300:]}")
     return done.stdout

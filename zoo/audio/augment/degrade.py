@@ -76,11 +76,6 @@ class Degraded:
     audio: np.ndarray  # (T,) float32 in [-1, 1], as long as the clean signal and aligned with it
     details: Details
 
-    @property
-    def level(self) -> float:
-        """Signed factor of gain, polarity and peak limit: clean * level is the target at the level of `audio`."""
-        return float(self.details["gain"] * self.details["polarity"] * self.details["peak_scale"])
-
 
 _DEFAULT_RANGES = DegradationRanges()
 

@@ -219,6 +219,11 @@ def _list_items(
             described = (zoo.__version__, name, system, facts, text, settings, models)
             key = hashlib.sha256(repr(described).encode()).hexdigest()
             items.append(EvaluationItem(name, system, *paths, text, key[:16]))
+    if texts and (lacking := [item.name for item in items if item.text is None]):
+        message = f"{len(lacking)} of {len(items)} files have no line in --texts: {', '.join(lacking[:MAX_EXAMPLES])}"
+        if len(lacking) == len(items):
+            raise ValueError(message)
+        log.warning("%s", message)
     if len(paired) < len(originals):
         log.warning("%d files of %s have no counterpart and are left out", len(originals) - len(paired), clean)
     return items, len(originals) - len(paired)

@@ -44,6 +44,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
                 "noise": f"{DATA}/noise",
                 "rir": f"{DATA}/rir",
             },
+            split={"items": settings.number("validation_batches", 25, int) * _required(settings, "batch_size")},
             batch_size=_required(settings, "batch_size"),
             num_workers=settings.number("loader.num_workers", 0, int),
         ),
@@ -63,7 +64,6 @@ def _trainer(settings: SettingsReader) -> tuple[dict[str, Any], int]:
         "max_steps": math.ceil(_required(settings, "steps") / accumulate),
         "val_check_interval": _required(settings, "validation_interval"),  # in batches, as Lightning counts it
         "check_val_every_n_epoch": None,
-        "limit_val_batches": settings.number("validation_batches", 25, int),
         "gradient_clip_val": settings.number("optim.max_grad_norm", 1.0),
         "accumulate_grad_batches": accumulate,
         "log_every_n_steps": max(1, settings.number("log_interval", 100, int) // accumulate),
@@ -74,7 +74,8 @@ def _trainer(settings: SettingsReader) -> tuple[dict[str, Any], int]:
 
 def _model(settings: SettingsReader) -> dict[str, Any]:
     kind, layer = str(settings.get("model.model_type", "auto")), _required(settings, "model.hubert_layer")
-    if any(key.startswith("accelerate.") for key in settings.values):
+    of_accelerate = any(key.startswith("accelerate.") for key in settings.values)
+    if of_accelerate:
         settings.notes.append(
             f"model.hubert_layer: block {layer}, from 1; a configuration of before 2025-06-27 counted from 0 and means "
             f"block {layer + 1}: set model.init_args.encoder.init_args.backbone.init_args.layer"
@@ -90,6 +91,7 @@ def _model(settings: SettingsReader) -> dict[str, Any]:
         "encoder": component(
             "zoo.miipher.Cleaner", backbone=component("zoo.miipher.Backbone", **backbone), adapters=adapters
         ),
+        "reduction": "item" if of_accelerate else "batch",
         "loss_weights": {"mae": 1.0, "mse": 1.0, "sc": 1.0},
         "optimizer": component(
             "torch.optim.AdamW",

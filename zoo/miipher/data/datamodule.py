@@ -169,7 +169,7 @@ class SpeechData(ZooDataModule):
         self.train_set = Clips(speech, train.indices, train.degradation, self.max_samples, self.seed)
         self.val_set = Clips(val.corpora[0], val.indices, val.degradation, self.val_samples, self.seed)
         self.lengths = np.minimum(select(speech.lengths, train.indices), self.max_samples)
-        self.file_facts = (select(speech.lengths, train.indices),)
+        self.file_facts = self._facts(train)
 
     def parts(self) -> tuple[CorpusPart, CorpusPart]:
         """Open the corpora of training and of validation."""
@@ -213,6 +213,12 @@ class SpeechData(ZooDataModule):
     def collate(self, items: Sequence[Item]) -> Item:
         """Join items, shorter ones padded with zeros; plain values stay on the host, as lists."""
         return {key: _join([item[key] for item in items]) for key in items[0]}
+
+    def _facts(self, train: CorpusPart) -> tuple[Any, ...]:
+        """What shows at a resume that clips, or their degraded versions, were made anew."""
+        facts = [select(train.corpora[0].lengths, train.indices)]
+        versions = train.degradation.versions
+        return (*facts, *((versions[0].lengths, versions[0].peaks) if versions else ()))
 
     def _build(self, paths: Sequence[Path], root: Path, sample_rate: int) -> None:
         if not paths:
@@ -303,7 +309,7 @@ class VocoderSegments(SpeechData):
             (speech, audio), train.indices, train.degradation, self.segment_frames, self.context_frames,
             self.hops, self.clean_share, self.seed,
         )  # fmt: skip
-        self.file_facts = (select(speech.lengths, train.indices),)
+        self.file_facts = self._facts(train)
         speech, audio = val.corpora
         self.val_set = Pairs(Clips(speech, val.indices, val.degradation, self.val_samples, self.seed), audio, self.hops)
 

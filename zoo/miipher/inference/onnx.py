@@ -28,7 +28,9 @@ class _Restoration(nn.Module):
 
 
 def restoration_graph(encoder: Encoder, generator: WaveformGenerator) -> OnnxGraph:
-    """Describe copies of encoder and vocoder as one graph: `waveform` (B, F * hop) at 16 kHz to `audio` (B, F * hop').
+    """Describe copies of encoder and vocoder as one graph.
+
+    It maps `waveform` (B, F * hop) at 16 kHz, with a peak of 0.95, to `audio` (B, F * hop').
 
     Clips of a batch are equally long; fewer than 16 frames give another result than a `Restorer`, which computes as if
     silence followed. ValueError when the encoder takes filter banks, or the generator searches for phases.

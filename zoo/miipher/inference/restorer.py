@@ -220,7 +220,8 @@ def assemble(cleaner: Path, vocoder: Path, output: Path) -> None:
     if not isinstance(restorer, Restorer):
         raise ValueError(f"{vocoder} holds no vocoder: expected a run of stage 2 or 3")
     backbone = restorer.encoder if isinstance(restorer.encoder, Backbone) else restorer.encoder.backbone
-    if backbone.fingerprint() != encoder.backbone.fingerprint():
+    facts = [(each.fingerprint(), each.front.normalize) for each in (backbone, encoder.backbone)]
+    if facts[0] != facts[1]:
         raise ValueError(f"{cleaner} and {vocoder} have different backbones: the vocoder would not know its features")
     check_fit(encoder, restorer.generator, restorer.sample_rate)
     specs, _, _ = read_components(vocoder)

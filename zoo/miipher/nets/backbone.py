@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from operator import attrgetter
 from typing import Any, Literal, Self
 
@@ -14,6 +15,8 @@ from zoo.common.tensors import seeded_rng
 from zoo.miipher.nets.families import FAMILIES, SAMPLE_RATE, Family, MelFamily, WaveformFamily, valid_mask
 from zoo.runs.frozen import FrozenModule
 from zoo.runs.pretrained_files import build_config, find_backbone, load_config, load_pretrained
+
+log = logging.getLogger(__name__)
 
 FamilyName = Literal[
     "auto",
@@ -160,6 +163,8 @@ class Backbone(FrozenModule):
 
 def _configuration(source: str | None, revision: str | None, config: dict[str, Any] | None) -> Any:
     if source is not None:
+        if config is not None:
+            log.warning("backbone: config has no effect beside source %s", source)
         settings = load_config(source, revision)
         return getattr(settings, "audio_config", settings)  # a Gemma 3n folder holds the whole model
     if "model_type" not in (config or {}):
