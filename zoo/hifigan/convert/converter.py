@@ -139,7 +139,7 @@ class HifiganConverter(Converter[HifiganFile]):
         if spec["class_path"] not in classes or spec["init_args"].get("conditioner") or not components["mel"]:
             raise ValueError(f"{source}: the original's format cannot hold the generator {spec}; use `zoo export`")
         generator = classes[spec["class_path"]](**spec["init_args"])
-        layouts.check_convertible(generator)  # before anything is written
+        _check_generator(generator)  # before anything is written
         layouts.check_finite(zoo_checkpoint.state, source)
         nets = group_by_component(zoo_checkpoint.state)
         generator.load_state_dict(nets["generator"])
@@ -189,12 +189,22 @@ class HifiganConverter(Converter[HifiganFile]):
         path = Path(path)
         if not isinstance(module, Generator | BigVGAN):
             raise ValueError(f"expected a generator of HiFi-GAN or BigVGAN, found {type(module).__name__}")
-        layouts.check_convertible(module)
+        _check_generator(module)
         layouts.check_finite(module.state_dict(), type(module).__name__)
         _write_config(path.with_name(CONFIG_NAME), original_config(vars(module)))
         state = layouts.to_original_names(module.state_dict())
         content = {"generator": bigvgan.to_original_names(state, module) if isinstance(module, BigVGAN) else state}
         write_atomic(path, lambda file: torch.save(content, file))
+
+
+def _check_generator(generator: Generator | BigVGAN) -> None:
+    """Refuse a generator that files of HiFi-GAN and BigVGAN cannot hold (ValueError)."""
+    if isinstance(generator, Generator) and (generator.conditioner is not None or generator.padding_mode != "zeros"):
+        raise ValueError(
+            "the original's format holds no conditioner and pads with zeros only; use `zoo export`. This generator "
+            f"has conditioner {type(generator.conditioner).__name__} and padding_mode {generator.padding_mode!r}"
+        )
+    layouts.check_convertible(generator)
 
 
 def _write_config(path: Path, config: Mapping[str, Any]) -> None:

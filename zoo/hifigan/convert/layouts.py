@@ -311,11 +311,6 @@ def discriminator_specs(
 
 def check_convertible(generator: Generator | BigVGAN) -> None:
     """Refuse a generator that the original's code, and every descendant of it, would run otherwise (ValueError)."""
-    if isinstance(generator, Generator) and (generator.conditioner is not None or generator.padding_mode != "zeros"):
-        raise ValueError(
-            "the original's format holds no conditioner and pads with zeros only; use `zoo export`. This generator "
-            f"has conditioner {type(generator.conditioner).__name__} and padding_mode {generator.padding_mode!r}"
-        )
     stages = zip(generator.upsample_kernel_sizes, generator.upsample_rates, strict=True)
     odd = [f"{kernel} with rate {rate}" for kernel, rate in stages if (kernel - rate) % 2]
     if odd and generator.output_padding:
