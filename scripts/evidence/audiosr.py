@@ -30,7 +30,6 @@ from zoo.common.systems import recipe_root
 FOLDER, NAME, DATA = "evidence", "evidence.json", "data"
 STAGES = ("demo_vae", "demo_vocoder", "demo")
 PARTS = "model.init_args.autoencoder.init_args.source", "model.init_args.vocoder.init_args.source"
-LEAST_SI_SDR_DB = 30.0
 KINDS = SPEECH, OTHER = "speech", "noise"  # of clips; their names begin with it
 BANDS = ("lsd_lf", *HF_BANDS)
 SPEECH_FOLDER, NOISE_FOLDER = "ljspeech/wavs", "noise"

@@ -361,6 +361,7 @@ TRIED = {
     "compressed_ad/anymdp": "CAD for 250 and for 1,000 batches (0.42 and 0.68 of AD in the twentieth episode), now for "
     "2,500, and AD too: it falls behind when its window is compressed for the first time, in the sixth episode; no "
     "pre-training of the compressor",
+    "audiosr/demo": "no other recipe: one of three seeds has 1.01 in recordings of noise, 0.98 at commit 905d5f16",
     "audiosr/prompts": "English prompts filtered at random as well (without them 1.02 and 1.17 of shaped noise in "
     "French and Russian); one step of DDIM; in the development run bands of other voices were 4 to 9 dB too quiet; an "
     "autoencoder at a quarter of the learning rate for twice as many steps 1.06 and 1.10; LJSpeech's clips as a second "

@@ -11,7 +11,6 @@ from zoo.flow.process.solvers import Solver
 
 STEPS = 20  # of Euler, where nets are compared
 FEW = (1, 2, 4)  # evaluations of the net for a sample
-FEW_STEPS = (*(f"{name} {steps}" for name in ("Euler", "MeanFlow") for steps in FEW), "distilled 1")
 RUNS = ("digits_unet", "digits_dit", "meanflow", "distilled")
 DRAWS = 2
 FLOOR = "Fréchet to the floor's"
