@@ -12,7 +12,7 @@ import pytest
 from tests.harness import environment
 from zoo.cli.main import main
 from zoo.common.atomic_files import LOCK_NAME
-from zoo.common.locks import is_rank_zero, lock_folder
+from zoo.common.locks import LOCK_INFO_NAME, is_locked, is_rank_zero, lock_folder
 
 HOLD = """
 import os, sys, time
@@ -50,6 +50,15 @@ def test_the_second_names_the_first_and_a_killed_one_is_followed_at_once(holder,
     with lock_folder(folder, "fit"):
         (folder / "result").touch()
     assert [path.name for path in folder.iterdir()] == ["result"]
+
+
+def test_a_look_at_the_end_of_a_command_leaves_no_lock(tmp_path: Path) -> None:
+    """A lock without the words on its holder is what such a look makes; a killed command leaves both."""
+    (tmp_path / LOCK_NAME).touch()
+    assert not is_locked(tmp_path) and not list(tmp_path.iterdir())
+    for name in (LOCK_NAME, LOCK_INFO_NAME):
+        (tmp_path / name).touch()
+    assert not is_locked(tmp_path) and (tmp_path / LOCK_NAME).exists()
 
 
 def test_a_folder_in_which_nothing_was_written_is_not_left(tmp_path: Path) -> None:

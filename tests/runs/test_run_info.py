@@ -9,7 +9,8 @@ import pytest
 
 from tests.harness import environment
 from tests.run_folders import INTERRUPTED, ROWS, make
-from zoo.common.locks import lock_folder
+from zoo.common.atomic_files import LOCK_NAME
+from zoo.common.locks import LOCK_INFO_NAME, lock_folder
 from zoo.runs import run_info
 from zoo.runs.checkpoints import save_checkpoint
 from zoo.runs.compare_runs import compare_runs
@@ -40,7 +41,8 @@ def test_states(tmp_path):
     os.truncate(torn / "step_00000010.ckpt", 100)
     assert state(torn) == "corrupt"
     killed = make(tmp_path / "f", steps=99)
-    (killed / ".zoo.lock").touch()
+    for name in (LOCK_NAME, LOCK_INFO_NAME):  # as a killed command leaves them
+        (killed / name).touch()
     assert [state(killed), state(killed)] == ["killed", "killed"]
     with lock_folder(killed, "fit"):
         assert state(killed) == "running"

@@ -30,6 +30,10 @@ LAUNCHERS = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
 LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")  # of a process on its host
+# Parts of the messages of allocators (lower case); torch raises plain RuntimeErrors, too.
+OUT_OF_GPU_MEMORY = ("out of memory", "cublas_status_alloc_failed", "cudnn_status_alloc_failed")
+OUT_OF_CPU_MEMORY = ("defaultcpuallocator", "can't allocate memory", "cannot allocate memory")
+OUT_OF_MEMORY = (*OUT_OF_GPU_MEMORY, *OUT_OF_CPU_MEMORY)
 # A container's memory limit and use, and what of the use are cached files that the system drops before it runs short:
 # files of control groups of version 2, then 1, and names in the last.
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")

@@ -204,7 +204,7 @@ class VocoderData(ZooDataModule):
         self.segment_samples = segment_samples
         self.split, self.features, self.corpus = split, features, corpus
         self.lists = split.train_list, split.val_list
-        if self.root is None and any(self.lists):
+        if root is None and any(self.lists):
             raise ValueError("data.split.train_list and val_list need data.root")
 
     def prepare_data(self) -> None:

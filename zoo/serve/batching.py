@@ -15,9 +15,9 @@ import torch
 from fastapi import HTTPException
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 
+from zoo.common.environment import OUT_OF_MEMORY
 from zoo.runs.inference.base import Inference
 from zoo.runs.inference.forms import Output
-from zoo.training.errors import OUT_OF_MEMORY
 
 log = logging.getLogger(__name__)
 

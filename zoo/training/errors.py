@@ -6,12 +6,9 @@ import errno
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from zoo.common.environment import OUT_OF_CPU_MEMORY, OUT_OF_GPU_MEMORY
 from zoo.runs.run_info import flatten_config
 
-# Parts of the messages of allocators (lower case); torch raises plain RuntimeErrors, too.
-OUT_OF_GPU_MEMORY = ("out of memory", "cublas_status_alloc_failed", "cudnn_status_alloc_failed")
-OUT_OF_CPU_MEMORY = ("defaultcpuallocator", "can't allocate memory", "cannot allocate memory")
-OUT_OF_MEMORY = (*OUT_OF_GPU_MEMORY, *OUT_OF_CPU_MEMORY)
 # torch.save reports a full disk as a RuntimeError with these marks instead of an OSError.
 TORCH_WRITE_FAILED = ("inline_container", "pytorchstreamwriter")
 

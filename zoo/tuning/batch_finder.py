@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from zoo.cli.build_run import train, trial
 from zoo.cli.log_filters import filter_warnings
 from zoo.common.checks import check_at_least, check_within
-from zoo.common.environment import free_memory_bytes, peak_memory_bytes
+from zoo.common.environment import OUT_OF_MEMORY, free_memory_bytes, peak_memory_bytes
 from zoo.common.registry import allow_packages, allowed_packages
 from zoo.common.reports import print_table
 from zoo.training import errors
@@ -26,7 +26,7 @@ from zoo.training.step_cost import StepCost
 
 GIB = 2**30
 KEYS = ("token_budget", "batch_size")  # of data.init_args; the first that the recipe sets
-OUT_OF_MEMORY = "out of memory"
+MEMORY_ERROR = "out of memory"
 ALLOCATORS = ("bad_alloc", "bad alloc", "could not create a memory", "can't start new thread")
 
 
@@ -58,7 +58,7 @@ def find_batch(*recipe: str, target: float = 0.8, max: int | None = None, steps:
     check_within(0.01, 1, target=target)
     check_at_least(1, steps=steps, max=1 if max is None else max)
     first = run_batch_trial(recipe, steps, target)
-    if first.error not in ("", OUT_OF_MEMORY):
+    if first.error not in ("", MEMORY_ERROR):
         raise ValueError(first.error)
     trials = {first.size: first}
 
@@ -118,13 +118,13 @@ def train_batches(
     try:
         with trial(fit) as cli:
             result = describe_batch(cli, target, free)
-            results.send(replace(result, error=OUT_OF_MEMORY))  # should this process be killed
+            results.send(replace(result, error=MEMORY_ERROR))  # should this process be killed
             result = measure_batch(cli, result, steps)
     except (Exception, SystemExit) as error:
         text = f"{type(error).__name__}: {error}".lower()
-        is_memory = isinstance(error, MemoryError) or any(each in text for each in (*errors.OUT_OF_MEMORY, *ALLOCATORS))
+        is_memory = isinstance(error, MemoryError) or any(each in text for each in (*OUT_OF_MEMORY, *ALLOCATORS))
         explained = errors.explain_error(error, {}) if isinstance(error, Exception) else "see above"
-        message = OUT_OF_MEMORY if is_memory else " ".join(str(explained or error or text).split()) or text
+        message = MEMORY_ERROR if is_memory else " ".join(str(explained or error or text).split()) or text
         result = replace(result, error=message)
     results.send(result)
 
@@ -156,7 +156,7 @@ def measure_batch(cli: Any, batch: BatchTrial, steps: int) -> BatchTrial:
     items = len(data.train_set) if has_length else None  # a stream has no length, other data no set
     peak = peak_memory_bytes(trainer.strategy.root_device)
     if peak > batch.memory:
-        return replace(batch, error=OUT_OF_MEMORY)
+        return replace(batch, error=MEMORY_ERROR)
     rate = batch.size * trainer.accumulate_grad_batches / (cost.step_seconds + cost.wait_seconds)
     return replace(batch, peak=peak, rate=rate, items=items)
 
