@@ -87,7 +87,7 @@ def is_locked(folder: Path) -> bool:
 
     try:
         with FileLock(path, timeout=0):
-            if not path.with_name(LOCK_INFO_NAME).exists():  # its command has just ended: only this look made it anew
+            if not path.with_name(LOCK_INFO_NAME).exists():  # its command has just ended, this call created it
                 delete_held_lock(path)
             return False
     except OSError as error:  # else it is not ours to write

@@ -54,7 +54,7 @@ class MappedArrays:
         self._row_type = row
         if missing := [path.name for path in self.paths if not path.is_file()]:
             raise FileNotFoundError(f"{stem}: {len(missing)} array files are missing, the first {missing[0]}")
-        self._written = [path.stat().st_mtime_ns for path in self.paths]  # a folder may be written anew
+        self._written = [path.stat().st_mtime_ns for path in self.paths]  # another writer may replace them
 
     def row(self, index: int) -> np.ndarray:
         """Return one row (...)."""

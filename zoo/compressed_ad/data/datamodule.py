@@ -201,7 +201,7 @@ class HistoryData(ZooDataModule):
         if self.trainer is not None:
             limit = self.trainer.limit_train_batches
             sampler.count_steps(1.0 if limit is None else limit, self.trainer.accumulate_grad_batches)
-            # not 0 where a run goes on with other batches in an epoch, of more processes for instance
+            # not 0 after a resume with other batches in an epoch, of more processes for instance
             sampler.trained_before = self.trainer.global_step - sampler.optimizer_step(*self._position)
         return sampler
 

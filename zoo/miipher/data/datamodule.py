@@ -215,7 +215,7 @@ class SpeechData(ZooDataModule):
         return {key: _join([item[key] for item in items]) for key in items[0]}
 
     def _facts(self, train: CorpusPart) -> tuple[Any, ...]:
-        """What shows at a resume that clips, or their degraded versions, were made anew."""
+        """Return what shows at a resume that clips, or their degraded versions, have changed."""
         facts = [select(train.corpora[0].lengths, train.indices)]
         versions = train.degradation.versions
         return (*facts, *((versions[0].lengths, versions[0].peaks) if versions else ()))
