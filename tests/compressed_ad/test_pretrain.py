@@ -34,6 +34,13 @@ def build(policy: InContextPolicy, **kwargs: object) -> PretrainTask:
     return task
 
 
+def test_what_trains_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[torch.nn.Module] = []
+    monkeypatch.setattr("zoo.compressed_ad.task.compile_module", compiled.append)
+    build(net := build_policy(), compile=True).on_fit_start()
+    assert compiled == [net.compressor, net.decoder]
+
+
 def make(length: int = 9) -> HistoryData:
     data = HistoryData(
         ENV,

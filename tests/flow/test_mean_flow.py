@@ -40,6 +40,25 @@ def points(count: int = 64) -> tuple[Tensor, Tensor, Tensor]:
     return x, 0.9 * t, 0.05 + (0.95 - 0.9 * t) * span
 
 
+def test_a_compiled_net_is_compiled_after_a_derivative():
+    compiled = []
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    class Product(nn.Module):
+        def forward(self, x: Tensor, t: Tensor, span: Tensor) -> Tensor:
+            return x * (t * span)[:, None]
+
+    net, (x, t, span) = Product(), points(4)
+    net.compile(backend=backend)
+    mean_flow_target(net, x, t, span, velocity(x, t))
+    assert not compiled
+    net(x, t, span)
+    assert len(compiled) == 1
+
+
 def test_the_exact_average_is_its_own_target():
     x, t, span = points()
     target, result = mean_flow_target(average, x, t, span, velocity(x, t))

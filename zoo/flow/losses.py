@@ -30,8 +30,12 @@ def mean_flow_target(
     Source: Geng et al., "Mean Flows for One-step Generative Modeling" (2025), equation 6, in our direction of time.
     """
     tangents = (velocity, torch.ones_like(t), -torch.ones_like(span))
-    eager = torch.compiler.set_stance("force_eager")
-    with torch.no_grad(), torch.autocast(x.device.type, enabled=False), sdpa_kernel(SDPBackend.MATH), eager:
+    with (
+        torch.no_grad(),
+        torch.autocast(x.device.type, enabled=False),
+        sdpa_kernel(SDPBackend.MATH),
+        torch.compiler.set_stance("force_eager"),
+    ):
         value, derivative, *_ = torch.func.jvp(average, (x, t, span), tangents)
         return velocity + span.reshape(-1, *(1,) * (x.dim() - 1)) * derivative, value
 

@@ -229,14 +229,16 @@ class RunInfoLogger(L.Callback):
 
         value = parse_score(path) if monitor else None
         metadata = {"step": parse_step(path), "monitor": monitor, "value": value, "config": self._info}
-        own = os.environ.get("WANDB_DATA_DIR")
-        os.environ["WANDB_DATA_DIR"] = own or str(path.parent.absolute() / "wandb")  # copies that wait for `wandb sync`
-        artifact = wandb.Artifact(f"model-{logger.version}", type="model", metadata=metadata)
-        for file in (path, path.with_name(path.name + HASH_SUFFIX)):
-            if file.is_file():
-                artifact.add_file(str(file), name=file.name)
-        with artifact.new_file(CONFIG_NAME, encoding="utf-8") as config:
-            config.write(self._text)
-        if own is None:
-            del os.environ["WANDB_DATA_DIR"]
+        chosen = os.environ.get("WANDB_DATA_DIR")  # of copies that wait for `wandb sync`
+        os.environ["WANDB_DATA_DIR"] = chosen or str(path.parent.absolute() / "wandb")
+        try:
+            artifact = wandb.Artifact(f"model-{logger.version}", type="model", metadata=metadata)
+            for file in (path, path.with_name(path.name + HASH_SUFFIX)):
+                if file.is_file():
+                    artifact.add_file(str(file), name=file.name)
+            with artifact.new_file(CONFIG_NAME, encoding="utf-8") as config:
+                config.write(self._text)
+        finally:
+            if chosen is None:  # the next run of this process has its own folder
+                del os.environ["WANDB_DATA_DIR"]
         logger.experiment.log_artifact(artifact, aliases=["best", "latest", f"step_{parse_step(path)}"])
